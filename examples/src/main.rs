@@ -1,0 +1,2 @@
+//! Lists.
+fn main() {}

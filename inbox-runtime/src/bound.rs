@@ -1,0 +1,59 @@
+//! A handler that only lacks its transaction: its arguments are decoded, its future isn't made yet.
+
+use std::{fmt, future::Future, marker::PhantomData, pin::Pin};
+
+use crate::{
+    outcome::{Handled, HandlerError, IntoOutcome},
+    store::Store,
+};
+
+/// The future of a running handler.
+pub type HandlerFuture<'t> = Pin<Box<dyn Future<Output = Result<Handled, HandlerError>> + Send + 't>>;
+
+type Call<C> = Box<dyn for<'t> FnOnce(&'t mut C) -> HandlerFuture<'t> + Send>;
+
+/// A handler with its arguments, waiting for the transaction.
+pub struct Bound<S: Store> {
+    call: Call<S::Conn>,
+}
+
+impl<S: Store> Bound<S> {
+    /// Wraps the call. The closure must be written in the call to this function: bound to a variable first, its
+    /// lifetime is not inferred.
+    pub fn new<F>(call: F) -> Self
+    where
+        F: for<'t> FnOnce(&'t mut S::Conn) -> HandlerFuture<'t> + Send + 'static,
+    {
+        Self { call: Box::new(call) }
+    }
+
+    /// Runs the handler inside a transaction that is open on `conn`.
+    pub(crate) fn call(self, conn: &mut S::Conn) -> HandlerFuture<'_> {
+        (self.call)(conn)
+    }
+}
+
+impl<S: Store> fmt::Debug for Bound<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bound").finish_non_exhaustive()
+    }
+}
+
+/// A return type, checked to be one that a handler may have.
+#[derive(Debug)]
+pub struct Returns<R>(PhantomData<fn() -> R>, fn(R) -> Result<Handled, HandlerError>);
+
+/// Carries the bound on the return type, so that a wrong one is reported at the return type and once.
+#[must_use]
+pub fn outcome<R: IntoOutcome>() -> Returns<R> {
+    Returns(PhantomData, R::into_outcome)
+}
+
+/// Boxes the handler's future. Carries the bound that it is `Send`, so that a breach is reported at the function's name.
+pub fn run<'t, F, R>(handler: F, returns: Returns<R>) -> HandlerFuture<'t>
+where
+    F: Future<Output = R> + Send + 't,
+    R: 't,
+{
+    Box::pin(async move { (returns.1)(handler.await) })
+}

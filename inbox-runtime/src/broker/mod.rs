@@ -1,0 +1,297 @@
+//! The broker side: the trait of a broker, its sources and leases.
+
+use std::{error::Error as StdError, fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
+
+use crate::{
+    delivery::{Delivery, Message},
+    registry::StartPosition,
+    store::BoxFuture,
+};
+
+#[cfg(feature = "embedded")]
+pub mod embedded;
+pub(crate) mod subject;
+
+/// A message broker, as the runtime uses it. Implement it to add a broker or to wrap one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a broker",
+    note = "use `Embedded` (feature `embedded`), or implement `Broker`"
+)]
+pub trait Broker: Send + Sync + 'static {
+    /// Where the deliveries of one subscription come from.
+    type Source: Source;
+
+    /// The broker's name and version, for the start report, as in `embedded 0.1.0 (memory)`.
+    fn describe(&self) -> impl Future<Output = Result<String, BrokerError>> + Send;
+
+    /// Opens every subscription of the program, in the order given. A durable that isn't there is made.
+    fn subscribe(
+        &self,
+        subscriptions: Vec<Subscription>,
+    ) -> impl Future<Output = Result<Vec<Self::Source>, BrokerError>> + Send;
+
+    /// Publishes a message; returns when the broker has it for good.
+    fn publish(&self, message: Message) -> impl Future<Output = Result<Published, BrokerError>> + Send;
+
+    /// The file that the broker occupies, if it is one.
+    fn file(&self) -> Option<PathBuf> {
+        None
+    }
+}
+
+/// One handler's wish for deliveries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Subscription {
+    /// The consumer group; with the subject it names the durable.
+    pub group: String,
+    /// The subject, which may have wildcards.
+    pub subject: String,
+    /// Where a group that isn't known yet begins.
+    pub start: StartPosition,
+    /// How long a delivery stays leased without a sign of life.
+    pub ack_wait: Duration,
+    /// How many deliveries may be out at a time.
+    pub max_in_flight: usize,
+}
+
+impl Subscription {
+    /// A subscription with the defaults: from the first message, leases of 30 s, one delivery at a time.
+    #[must_use]
+    pub fn new(group: impl Into<String>, subject: impl Into<String>) -> Self {
+        Self {
+            group: group.into(),
+            subject: subject.into(),
+            start: StartPosition::First,
+            ack_wait: Duration::from_secs(30),
+            max_in_flight: 1,
+        }
+    }
+
+    /// Sets where a new group begins.
+    #[must_use]
+    pub fn start(mut self, start: StartPosition) -> Self {
+        self.start = start;
+        self
+    }
+
+    /// Sets how long a delivery stays leased.
+    #[must_use]
+    pub fn ack_wait(mut self, ack_wait: Duration) -> Self {
+        self.ack_wait = ack_wait;
+        self
+    }
+
+    /// Sets how many deliveries may be out at a time.
+    #[must_use]
+    pub fn max_in_flight(mut self, max: usize) -> Self {
+        self.max_in_flight = max;
+        self
+    }
+}
+
+/// Where the deliveries of one subscription come from.
+pub trait Source: Send + 'static {
+    /// What settles a delivery of this source.
+    type Lease: Lease;
+
+    /// Waits for deliveries: returns as soon as there is one, with at most `max`, or with none after `wait`. A `wait` of
+    /// zero takes what is ready.
+    ///
+    /// # Cancel safety
+    ///
+    /// Must be cancel safe: a delivery that was taken from the broker and not returned is returned by the next call.
+    fn pull(
+        &mut self,
+        max: usize,
+        wait: Duration,
+    ) -> impl Future<Output = Result<Vec<(Delivery, Self::Lease)>, BrokerError>> + Send;
+
+    /// How long the lease of a delivery lasts; progress is reported at a third of it.
+    fn ack_wait(&self) -> Duration;
+
+    /// How long a pull must have found nothing before the source counts as idle.
+    fn idle_after(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// A delivery that is out. Dropped without a word, it comes again when its lease runs out.
+pub trait Lease: Send + Sync + 'static {
+    /// Settles the message as done.
+    fn ack(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
+
+    /// Settles the message as done; returns when the broker has confirmed that it is so for good.
+    fn ack_confirmed(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
+
+    /// Gives the message back; it comes again after `delay`. Does nothing when the lease has passed to somebody else.
+    fn nak(&self, delay: Duration) -> impl Future<Output = Result<(), BrokerError>> + Send;
+
+    /// Says that the message is still being handled: the lease begins anew.
+    fn progress(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
+}
+
+/// The broker's word that it has a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Published {
+    /// Where it keeps the message.
+    pub position: String,
+    /// Whether it took the message for a copy of an earlier one and keeps none.
+    pub duplicate: bool,
+}
+
+impl Published {
+    /// A message that the broker keeps at `position`.
+    #[must_use]
+    pub fn new(position: impl Into<String>) -> Self {
+        Self {
+            position: position.into(),
+            duplicate: false,
+        }
+    }
+}
+
+/// Trouble with the broker.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BrokerError {
+    /// The broker can't be used now; it is tried again.
+    #[error("the broker is not available: {message}")]
+    Unavailable {
+        /// What was tried.
+        message: String,
+        /// Why it failed.
+        #[source]
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    },
+    /// What was asked is wrong and stays wrong.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl BrokerError {
+    /// A failure that may pass.
+    #[must_use]
+    pub fn unavailable(
+        message: impl Into<String>,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Self::Unavailable {
+            message: message.into(),
+            source: Some(source.into()),
+        }
+    }
+}
+
+/// A broker behind `dyn`, as the pipeline holds it.
+#[derive(Clone)]
+pub(crate) struct DynBroker(Arc<dyn ErasedBroker>);
+
+impl DynBroker {
+    pub(crate) fn new(broker: impl Broker) -> Self {
+        Self(Arc::new(broker))
+    }
+
+    pub(crate) async fn describe(&self) -> Result<String, BrokerError> {
+        self.0.describe().await
+    }
+
+    pub(crate) async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<DynSource>, BrokerError> {
+        self.0.subscribe(subscriptions).await
+    }
+
+    pub(crate) fn file(&self) -> Option<PathBuf> {
+        self.0.file()
+    }
+}
+
+impl fmt::Debug for DynBroker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynBroker").finish_non_exhaustive()
+    }
+}
+
+/// A source behind `dyn`.
+pub(crate) type DynSource = Box<dyn ErasedSource>;
+/// A lease behind `dyn`.
+pub(crate) type DynLease = Arc<dyn ErasedLease>;
+
+trait ErasedBroker: Send + Sync {
+    fn describe(&self) -> BoxFuture<'_, Result<String, BrokerError>>;
+    fn subscribe(&self, subscriptions: Vec<Subscription>) -> BoxFuture<'_, Result<Vec<DynSource>, BrokerError>>;
+    fn file(&self) -> Option<PathBuf>;
+}
+
+impl<B: Broker> ErasedBroker for B {
+    fn describe(&self) -> BoxFuture<'_, Result<String, BrokerError>> {
+        Box::pin(Broker::describe(self))
+    }
+
+    fn subscribe(&self, subscriptions: Vec<Subscription>) -> BoxFuture<'_, Result<Vec<DynSource>, BrokerError>> {
+        Box::pin(async move {
+            let sources = Broker::subscribe(self, subscriptions).await?;
+            Ok(sources.into_iter().map(|source| Box::new(source) as DynSource).collect())
+        })
+    }
+
+    fn file(&self) -> Option<PathBuf> {
+        Broker::file(self)
+    }
+}
+
+pub(crate) trait ErasedSource: Send {
+    fn pull(&mut self, max: usize, wait: Duration)
+    -> BoxFuture<'_, Result<Vec<(Delivery, DynLease)>, BrokerError>>;
+    fn ack_wait(&self) -> Duration;
+    fn idle_after(&self) -> Duration;
+}
+
+impl<S: Source> ErasedSource for S {
+    fn pull(
+        &mut self,
+        max: usize,
+        wait: Duration,
+    ) -> BoxFuture<'_, Result<Vec<(Delivery, DynLease)>, BrokerError>> {
+        Box::pin(async move {
+            let deliveries = Source::pull(self, max, wait).await?;
+            Ok(deliveries
+                .into_iter()
+                .map(|(delivery, lease)| (delivery, Arc::new(lease) as DynLease))
+                .collect())
+        })
+    }
+
+    fn ack_wait(&self) -> Duration {
+        Source::ack_wait(self)
+    }
+
+    fn idle_after(&self) -> Duration {
+        Source::idle_after(self)
+    }
+}
+
+pub(crate) trait ErasedLease: Send + Sync {
+    fn ack(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
+    fn ack_confirmed(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
+    fn nak(&self, delay: Duration) -> BoxFuture<'_, Result<(), BrokerError>>;
+    fn progress(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
+}
+
+impl<L: Lease> ErasedLease for L {
+    fn ack(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
+        Box::pin(Lease::ack(self))
+    }
+
+    fn ack_confirmed(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
+        Box::pin(Lease::ack_confirmed(self))
+    }
+
+    fn nak(&self, delay: Duration) -> BoxFuture<'_, Result<(), BrokerError>> {
+        Box::pin(Lease::nak(self, delay))
+    }
+
+    fn progress(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
+        Box::pin(Lease::progress(self))
+    }
+}

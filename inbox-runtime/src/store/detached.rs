@@ -1,0 +1,80 @@
+//! The store of handlers without a transaction: its sessions hold nothing.
+
+use std::sync::Arc;
+
+use super::{
+    AbandonError, Claim, Claimed, DatabaseFaultRef, FaultClass, FinishError, Records, Session, Store, StoreError,
+};
+use crate::registry::Registration;
+
+/// The store of handlers without a transaction. Their attempts and dead letters go to the tables of another store.
+#[derive(Clone, Debug)]
+pub struct Detached {
+    records: Arc<dyn Records>,
+}
+
+inventory::collect!(Registration<Detached>);
+
+impl Detached {
+    pub(crate) fn new(records: Arc<dyn Records>) -> Self {
+        Self { records }
+    }
+}
+
+impl Store for Detached {
+    type Conn = ();
+    type Session = DetachedSession;
+
+    const NAME: &'static str = "no transaction";
+    const TRANSACTIONAL: bool = false;
+
+    fn registrations() -> Vec<&'static Registration<Self>> {
+        inventory::iter::<Registration<Self>>.into_iter().collect()
+    }
+
+    async fn session(&self) -> Result<DetachedSession, StoreError> {
+        Ok(DetachedSession(()))
+    }
+
+    fn records(&self) -> Arc<dyn Records> {
+        self.records.clone()
+    }
+
+    /// Without a transaction of ours every database error is one of the handler's own connection, which says nothing
+    /// about ours, unless there was no connection at all.
+    fn classify(&self, fault: &DatabaseFaultRef<'_>) -> FaultClass {
+        if fault.is_connection() {
+            FaultClass::Unavailable
+        } else {
+            FaultClass::Handler
+        }
+    }
+}
+
+/// Nothing, in the place of a transaction.
+#[derive(Debug)]
+pub struct DetachedSession(());
+
+impl Session for DetachedSession {
+    type Conn = ();
+
+    async fn begin(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn claim(&mut self, _claim: &Claim<'_>) -> Result<Claimed, StoreError> {
+        Ok(Claimed::Fresh)
+    }
+
+    fn conn(&mut self) -> &mut () {
+        &mut self.0
+    }
+
+    async fn finish(&mut self, _next: bool) -> Result<(), FinishError> {
+        Ok(())
+    }
+
+    async fn abandon(&mut self) -> Result<(), AbandonError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,303 @@
+//! The database side: the trait of a store, its sessions, and the tables beside the inbox.
+
+use std::{error::Error as StdError, fmt, future::Future, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
+
+use crate::{
+    outcome::DatabaseFault,
+    registry::Registration,
+};
+
+pub(crate) mod detached;
+mod records;
+#[cfg(any())]
+pub(crate) mod sqlite;
+
+pub use records::{AttemptKey, Attempts, DeadLetter, DeadLetterStatus, NewDeadLetter, Reason};
+
+/// A boxed future, for the traits that are used behind `dyn`.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A connection that a handler can take as `&mut C`: it tells which store the handler belongs to.
+#[diagnostic::on_unimplemented(
+    message = "`&mut {Self}` is not a transaction that an inbox handler can take",
+    label = "not a connection of an enabled database",
+    note = "take `&mut SqliteConnection` (feature `sqlite`) or `&mut PgConnection` (feature `postgres`), from `inbox_runtime::sqlx`",
+    note = "a connection type of another version of sqlx is another type: use the sqlx that `inbox_runtime` re-exports"
+)]
+pub trait InboxConnection: Sized + Send + 'static {
+    /// The store of this connection's database.
+    type Store: Store<Conn = Self>;
+}
+
+/// The store of a connection.
+pub type StoreOf<C> = <C as InboxConnection>::Store;
+
+/// A database that keeps the inbox.
+pub trait Store: Clone + Send + Sync + Sized + 'static {
+    /// The connection that handlers take.
+    type Conn: Send + 'static;
+    /// What a worker holds while it has messages.
+    type Session: Session<Conn = Self::Conn>;
+
+    /// The database's name in texts, as in `SQLite`.
+    const NAME: &'static str;
+    /// Whether its handlers have a transaction that carries their effects.
+    const TRANSACTIONAL: bool;
+
+    /// The handlers that were registered for it, in no particular order.
+    fn registrations() -> Vec<&'static Registration<Self>>;
+
+    /// A session, proved to be alive.
+    fn session(&self) -> impl Future<Output = Result<Self::Session, StoreError>> + Send;
+
+    /// The tables for attempts and dead letters.
+    fn records(&self) -> Arc<dyn Records>;
+
+    /// Sorts a database error that a handler failed with. Decides by code only.
+    fn classify(&self, fault: &DatabaseFaultRef<'_>) -> FaultClass;
+}
+
+/// What a handler's database error means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FaultClass {
+    /// The statement was wrong, or a constraint refused it: the handler's own failure.
+    Handler,
+    /// A fresh transaction may succeed at once (serialization failure, deadlock, lock timeout).
+    Again,
+    /// The database can't be used now.
+    Unavailable,
+}
+
+/// A database fault as a store sees it: a code, or `None` when there was no answer.
+#[derive(Clone, Copy, Debug)]
+pub struct DatabaseFaultRef<'a>(pub(crate) &'a DatabaseFault);
+
+impl DatabaseFaultRef<'_> {
+    /// The code, unless the database could not be asked at all.
+    #[must_use]
+    pub fn code(&self) -> Option<&str> {
+        match self.0 {
+            DatabaseFault::Code(code) => code.as_deref(),
+            DatabaseFault::Connection => None,
+        }
+    }
+
+    /// Whether the connection was the trouble.
+    #[must_use]
+    pub const fn is_connection(&self) -> bool {
+        matches!(self.0, DatabaseFault::Connection)
+    }
+}
+
+/// A worker's hold on the database: one transaction after another.
+///
+/// Dropped in the middle of a transaction it rolls back, and the connection is not used again.
+pub trait Session: Send {
+    /// The connection that the handler borrows.
+    type Conn: Send + 'static;
+
+    /// Opens a transaction.
+    fn begin(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Inserts the inbox row, first statement of the transaction.
+    fn claim(&mut self, claim: &Claim<'_>) -> impl Future<Output = Result<Claimed, StoreError>> + Send;
+
+    /// The connection with the open transaction. Until [`finish`](Self::finish) or [`abandon`](Self::abandon) nobody but
+    /// the runtime can end that transaction unnoticed.
+    fn conn(&mut self) -> &mut Self::Conn;
+
+    /// Proves that the transaction is alive and ours, and commits it. `next` tells that another message is in hand.
+    fn finish(&mut self, next: bool) -> impl Future<Output = Result<(), FinishError>> + Send;
+
+    /// Proves that the transaction is ours, and rolls it back.
+    fn abandon(&mut self) -> impl Future<Output = Result<(), AbandonError>> + Send;
+}
+
+/// The inbox row of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim<'a> {
+    /// The consumer group.
+    pub group: &'a str,
+    /// The message's id.
+    pub message_id: &'a str,
+    /// 32 bits of the subject's hash and 32 of the payload's.
+    pub fingerprint: Fingerprint,
+}
+
+/// What tells a message from another one that was given the same id: a hash of its subject and one of its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint(i64);
+
+impl Fingerprint {
+    /// The fingerprint of a message.
+    #[must_use]
+    pub fn of(subject: &str, payload: Option<&[u8]>) -> Self {
+        let payload = payload.map_or(0, crc32fast::hash);
+        let bits = u64::from(crc32fast::hash(subject.as_bytes())) << 32 | u64::from(payload);
+        Self(bits.cast_signed())
+    }
+
+    /// The fingerprint as the database keeps it.
+    #[must_use]
+    pub const fn to_i64(self) -> i64 {
+        self.0
+    }
+
+    /// A fingerprint that the database kept.
+    #[must_use]
+    pub const fn from_i64(bits: i64) -> Self {
+        Self(bits)
+    }
+
+    /// Whether both are of messages of one subject.
+    #[must_use]
+    pub const fn same_subject(self, other: Self) -> bool {
+        self.0 >> 32 == other.0 >> 32
+    }
+}
+
+/// The answer to a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claimed {
+    /// The row is ours; it is there if and only if the transaction commits.
+    Fresh,
+    /// The group has handled a message of this id, and this was its fingerprint.
+    Duplicate(Fingerprint),
+}
+
+/// Trouble with the database that is no fault of a message.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// A lock that the claim needs was not given within `lock_wait`.
+    #[error("the database is locked by another transaction")]
+    Locked(#[source] Box<dyn StdError + Send + Sync>),
+    /// The database can't be used now.
+    #[error("the database is not available")]
+    Unavailable(#[source] Box<dyn StdError + Send + Sync>),
+}
+
+/// Why a transaction was not committed.
+#[derive(Debug)]
+pub enum FinishError {
+    /// The handler ended the transaction itself; the text says how. Nothing is committed, the connection is closed.
+    Broken(String),
+    /// The database refused the commit for good (a deferred constraint): the handler's failure.
+    Refused(sqlx::Error),
+    /// A fresh transaction may succeed at once.
+    Again(sqlx::Error),
+    /// The database failed; whether the transaction was committed is unknown.
+    Unknown(sqlx::Error),
+}
+
+/// Why a rollback isn't one.
+#[derive(Debug)]
+pub enum AbandonError {
+    /// The handler ended the transaction itself; the text says how. The connection is closed.
+    Broken(String),
+    /// The connection is lost, which rolls back too, and tells that the trouble was not the handler's.
+    Lost(sqlx::Error),
+}
+
+/// The tables beside the inbox. Every method is a transaction of its own, never one that holds a handler's effects.
+pub trait Records: fmt::Debug + Send + Sync {
+    /// Makes the tables, or checks them.
+    fn migrate(&self, mode: Migrate) -> BoxFuture<'_, Result<(), MigrateError>>;
+
+    /// The database's version and the settings that matter, for the start report.
+    fn describe(&self) -> BoxFuture<'_, Result<String, StoreError>>;
+
+    /// Whether the group has handled that message, and its fingerprint then.
+    fn handled<'a>(
+        &'a self,
+        group: &'a str,
+        message_id: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Fingerprint>, StoreError>>;
+
+    /// Counts an attempt before it is made, unless `max` are counted already.
+    fn begin_attempt<'a>(
+        &'a self,
+        key: &'a AttemptKey,
+        max: Option<u32>,
+    ) -> BoxFuture<'a, Result<Attempts, StoreError>>;
+
+    /// Takes back what [`begin_attempt`](Self::begin_attempt) counted.
+    fn take_back_attempt<'a>(&'a self, key: &'a AttemptKey) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// Notes the error of an attempt; counts it too unless it was counted before it was made. Returns the attempts so far.
+    fn record_failure<'a>(
+        &'a self,
+        key: &'a AttemptKey,
+        counted: bool,
+        error: &'a str,
+    ) -> BoxFuture<'a, Result<u32, StoreError>>;
+
+    /// Forgets the attempts.
+    fn clear_attempts<'a>(&'a self, key: &'a AttemptKey) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// Writes a dead letter, or writes it anew where there is one of that group, handler and position.
+    fn bury<'a>(&'a self, letter: &'a NewDeadLetter) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// Takes up to `max` dead letters of that handler that are to be replayed, and leases them.
+    fn take_replays<'a>(
+        &'a self,
+        group: &'a str,
+        handler: &'a str,
+        max: usize,
+        lease: Duration,
+    ) -> BoxFuture<'a, Result<Vec<DeadLetter>, StoreError>>;
+
+    /// Makes a dead letter that was taken ready again, after `delay`.
+    fn postpone_replay(&self, id: i64, delay: Duration) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Deletes a dead letter. Returns whether it was there.
+    fn remove(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>>;
+
+    /// Removes a dead letter that was replayed with success, unless it has been buried anew.
+    fn replayed(&self, id: i64) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// One dead letter.
+    fn dead_letter(&self, id: i64) -> BoxFuture<'_, Result<Option<DeadLetter>, StoreError>>;
+
+    /// Dead letters of a group, or of all, oldest first, whose number is above `after`.
+    fn dead_letters<'a>(
+        &'a self,
+        group: Option<&'a str>,
+        after: i64,
+        limit: u32,
+    ) -> BoxFuture<'a, Result<Vec<DeadLetter>, StoreError>>;
+
+    /// Marks a dead letter to be replayed and clears its attempts. Returns whether it was there.
+    fn replay(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>>;
+
+    /// The file that the database occupies, if it is one.
+    fn file(&self) -> Option<PathBuf>;
+}
+
+/// What is done about missing tables at the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Migrate {
+    /// They are made. The default.
+    #[default]
+    Auto,
+    /// They are looked for; missing ones are a start error.
+    Check,
+    /// Nothing.
+    Off,
+}
+
+/// Why the tables could not be made, or are not as they must be.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MigrateError {
+    /// The database can't be used now.
+    #[error("the database is not available")]
+    Unavailable(#[source] Box<dyn StdError + Send + Sync>),
+    /// A migration failed.
+    #[error("the inbox tables can't be made")]
+    Failed(#[source] Box<dyn StdError + Send + Sync>),
+    /// The tables are missing or of another shape; the text says what and what to do.
+    #[error("{0}")]
+    Shape(String),
+}
