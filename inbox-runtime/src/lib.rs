@@ -16,7 +16,7 @@ pub use inbox_macros::inbox_handler;
 pub use sqlx;
 
 #[cfg(feature = "embedded")]
-pub use broker::embedded::Embedded;
+pub use broker::embedded::{self, Embedded};
 pub use broker::{Broker, BrokerError, Lease, Published, Source, Subscription};
 pub use delivery::{Delivery, Headers, Message};
 pub use extract::{
