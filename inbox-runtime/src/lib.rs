@@ -28,7 +28,7 @@ pub use inbox_macros::inbox_handler;
 pub use sqlx;
 
 #[cfg(feature = "embedded")]
-pub use broker::embedded::Embedded;
+pub use broker::embedded::{self, Embedded};
 pub use broker::{Broker, BrokerError, Lease, Published, Source, Subscription};
 pub use claim::{claim, migrate};
 pub use dead_letters::{DeadLetterQuery, DeadLetters, dead_letters};
