@@ -30,22 +30,27 @@ pub(crate) fn found(registered: usize, selected: usize, problems: &mut Vec<Strin
 
 /// Checks that every group that was asked for is there.
 pub(crate) fn groups(asked: &[String], all: &[&'static HandlerMeta], problems: &mut Vec<String>) {
-    for group in asked.iter().filter(|group| !all.iter().any(|meta| meta.group == group.as_str())) {
+    for group in asked
+        .iter()
+        .filter(|group| !all.iter().any(|meta| meta.group == group.as_str()))
+    {
         let mut known: Vec<_> = all.iter().map(|meta| meta.group).collect();
         known.sort_unstable();
         known.dedup();
-        problems.push(format!("there is no handler of the group `{group}`; the groups are {}", known.join(", ")));
+        problems.push(format!(
+            "there is no handler of the group `{group}`; the groups are {}",
+            known.join(", ")
+        ));
     }
 }
 
 /// Checks that every handler that the program counts on is there.
-pub(crate) fn expected(
-    wanted: &[(String, String)],
-    selected: &[&'static HandlerMeta],
-    problems: &mut Vec<String>,
-) {
+pub(crate) fn expected(wanted: &[(String, String)], selected: &[&'static HandlerMeta], problems: &mut Vec<String>) {
     for (group, subject) in wanted {
-        if !selected.iter().any(|meta| meta.group == group && meta.subject == subject) {
+        if !selected
+            .iter()
+            .any(|meta| meta.group == group && meta.subject == subject)
+        {
             problems.push(format!(
                 "no handler of the group `{group}` for `{subject}` is linked and selected, but the program expects one"
             ));

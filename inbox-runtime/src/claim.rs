@@ -49,7 +49,11 @@ pub async fn claim<C: InboxConnection>(conn: &mut C, group: &str, message_id: &s
     if message_id.trim().is_empty() {
         return Err(ClaimError::Invalid("the message's id is blank".to_owned()));
     }
-    let claim = Claim { group, message_id, fingerprint: Fingerprint::UNKNOWN };
+    let claim = Claim {
+        group,
+        message_id,
+        fingerprint: Fingerprint::UNKNOWN,
+    };
     C::Store::claim_on(conn, &claim).await
 }
 
@@ -65,5 +69,8 @@ pub async fn migrate<P: IntoStore + Clone>(pool: &P) -> Result<(), Error> {
     crate::dead_letters::records(pool)
         .migrate(Migrate::Auto)
         .await
-        .map_err(|source| Error::Migrate { database: P::Store::NAME, source })
+        .map_err(|source| Error::Migrate {
+            database: P::Store::NAME,
+            source,
+        })
 }

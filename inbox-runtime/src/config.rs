@@ -96,13 +96,13 @@ impl fmt::Debug for Config {
 impl Config {
     /// The environment's settings. Adds a text to `problems` for each that can't be used.
     pub(crate) fn from_env(problems: &mut Vec<String>) -> Self {
-        Self::read(std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value))), problems)
+        Self::read(
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value))),
+            problems,
+        )
     }
 
-    fn read(
-        variables: impl Iterator<Item = (String, std::ffi::OsString)>,
-        problems: &mut Vec<String>,
-    ) -> Self {
+    fn read(variables: impl Iterator<Item = (String, std::ffi::OsString)>, problems: &mut Vec<String>) -> Self {
         let mut config = Self::default();
         for (name, value) in variables {
             let Some(setting) = SETTINGS.iter().find(|setting| setting.name == name) else {
@@ -116,7 +116,10 @@ impl Config {
                 None => Err("it is not UTF-8".to_owned()),
             };
             if let Err(problem) = set {
-                problems.push(format!("the environment variable {name} ({}): {problem}", setting.meaning));
+                problems.push(format!(
+                    "the environment variable {name} ({}): {problem}",
+                    setting.meaning
+                ));
             }
         }
         config
@@ -126,7 +129,11 @@ impl Config {
 /// Warns only: a container platform makes variables such as `INBOX_PORT` for a service called inbox.
 fn warn_unknown(name: &str) {
     if name.starts_with("INBOX_") {
-        tracing::warn!(variable = name, nearest = nearest(name), "an unknown environment variable begins with INBOX_");
+        tracing::warn!(
+            variable = name,
+            nearest = nearest(name),
+            "an unknown environment variable begins with INBOX_"
+        );
     }
 }
 
@@ -152,7 +159,9 @@ fn duration(field: &mut Option<Duration>, value: &str) -> Result<(), String> {
             *field = Some(duration);
             Ok(())
         }
-        Err(error) => Err(format!("`{value}` is not a duration ({error}); write one as in 30s or 500ms")),
+        Err(error) => Err(format!(
+            "`{value}` is not a duration ({error}); write one as in 30s or 500ms"
+        )),
     }
 }
 
@@ -162,7 +171,9 @@ mod tests {
 
     fn read(variables: &[(&str, &str)]) -> (Config, Vec<String>) {
         let mut problems = Vec::new();
-        let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).into()));
+        let variables = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).into()));
         let config = Config::read(variables, &mut problems);
         (config, problems)
     }
@@ -178,7 +189,10 @@ mod tests {
             ("PATH", "/bin"),
         ]);
         assert_eq!(problems, [""; 0]);
-        assert_eq!(config.groups.as_deref(), Some(&["billing".to_owned(), "shipping".to_owned()][..]));
+        assert_eq!(
+            config.groups.as_deref(),
+            Some(&["billing".to_owned(), "shipping".to_owned()][..])
+        );
         assert_eq!(config.ack_wait, Some(Duration::from_millis(1500)));
         assert_eq!(config.migrate, Some(Migrate::Check));
         assert_eq!(config.broker_url, None);
@@ -186,9 +200,17 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_a_problem_that_says_what_to_write() {
-        let (_, problems) = read(&[("INBOX_ACK_WAIT", "soon"), ("INBOX_LOCK_WAIT", "0s"), ("INBOX_MIGRATE", "yes")]);
+        let (_, problems) = read(&[
+            ("INBOX_ACK_WAIT", "soon"),
+            ("INBOX_LOCK_WAIT", "0s"),
+            ("INBOX_MIGRATE", "yes"),
+        ]);
         assert_eq!(problems.len(), 3);
-        assert!(problems[0].contains("INBOX_ACK_WAIT") && problems[0].contains("30s"), "{}", problems[0]);
+        assert!(
+            problems[0].contains("INBOX_ACK_WAIT") && problems[0].contains("30s"),
+            "{}",
+            problems[0]
+        );
         assert!(problems[2].contains("auto, check or off"), "{}", problems[2]);
     }
 

@@ -29,7 +29,9 @@ pub fn dead_letters<P: IntoStore + Clone>(pool: &P) -> DeadLetters {
 
 /// The tables beside the inbox in the database of that pool.
 pub(crate) fn records<P: IntoStore + Clone>(pool: &P) -> Arc<dyn Records> {
-    let settings = StoreSettings { lock_wait: std::time::Duration::from_secs(1) };
+    let settings = StoreSettings {
+        lock_wait: std::time::Duration::from_secs(1),
+    };
     pool.clone().into_store(settings).records()
 }
 
@@ -46,7 +48,9 @@ impl DeadLetters {
     ///
     /// When the database can't be read.
     pub async fn list(&self, query: DeadLetterQuery) -> Result<Vec<DeadLetter>, StoreError> {
-        self.records.dead_letters(query.group.as_deref(), query.after, query.limit).await
+        self.records
+            .dead_letters(query.group.as_deref(), query.after, query.limit)
+            .await
     }
 
     /// One dead letter, if it is there.
@@ -94,7 +98,11 @@ pub struct DeadLetterQuery {
 
 impl Default for DeadLetterQuery {
     fn default() -> Self {
-        Self { group: None, after: 0, limit: 100 }
+        Self {
+            group: None,
+            after: 0,
+            limit: 100,
+        }
     }
 }
 

@@ -62,7 +62,10 @@ impl Headers {
     /// The headers as the tables keep them: a JSON array of `[name, value]`, a value being text, an array of bytes where
     /// it isn't UTF-8, or null.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let rows: Vec<_> = self.iter().map(|(name, value)| (name, value.map(StoredValue::of))).collect();
+        let rows: Vec<_> = self
+            .iter()
+            .map(|(name, value)| (name, value.map(StoredValue::of)))
+            .collect();
         // Strings, numbers and arrays of them can always be written.
         serde_json::to_vec(&rows).unwrap_or_default()
     }
@@ -70,7 +73,11 @@ impl Headers {
     /// What [`to_bytes`](Self::to_bytes) made.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         let rows: Vec<(String, Option<StoredValue>)> = serde_json::from_slice(bytes)?;
-        Ok(Self(rows.into_iter().map(|(name, value)| (name, value.map(Into::into))).collect()))
+        Ok(Self(
+            rows.into_iter()
+                .map(|(name, value)| (name, value.map(Into::into)))
+                .collect(),
+        ))
     }
 
     /// How many headers there are.

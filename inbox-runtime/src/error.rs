@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use crate::{broker::BrokerError, store::{ConnectError, MigrateError, StoreError}};
+use crate::{
+    broker::BrokerError,
+    store::{ConnectError, MigrateError, StoreError},
+};
 
 /// Why an inbox could not start, or stopped.
 #[derive(Debug, thiserror::Error)]

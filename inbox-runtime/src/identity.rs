@@ -23,10 +23,11 @@ pub(crate) struct Identity {
 pub(crate) fn of(delivery: &Delivery, source: IdSource) -> Result<Identity, Rejection> {
     let named = match source {
         IdSource::Auto => conventional(&delivery.headers)?,
-        IdSource::Header(name) => Some(
-            header(&delivery.headers, name)?
-                .ok_or_else(|| Rejection::new(format!("the header `{name}`, which is to be the message's id, is missing or blank")))?,
-        ),
+        IdSource::Header(name) => Some(header(&delivery.headers, name)?.ok_or_else(|| {
+            Rejection::new(format!(
+                "the header `{name}`, which is to be the message's id, is missing or blank"
+            ))
+        })?),
         IdSource::Json(pointer) => Some(json(delivery, pointer)?),
         IdSource::Position => None,
     };
@@ -57,9 +58,14 @@ fn conventional(headers: &Headers) -> Result<Option<String>, Rejection> {
 /// The value of a header, `None` if it is missing or blank; given twice it must say the same twice.
 fn header(headers: &Headers, name: &str) -> Result<Option<String>, Rejection> {
     let mut found: Option<&[u8]> = None;
-    for value in headers.get_all(name).filter(|value| !value.iter().all(u8::is_ascii_whitespace)) {
+    for value in headers
+        .get_all(name)
+        .filter(|value| !value.iter().all(u8::is_ascii_whitespace))
+    {
         if found.is_some_and(|found| found != value) {
-            return Err(Rejection::new(format!("the id header `{name}` is there more than once, with different values")));
+            return Err(Rejection::new(format!(
+                "the id header `{name}` is there more than once, with different values"
+            )));
         }
         found = Some(value);
     }
@@ -76,8 +82,9 @@ fn header(headers: &Headers, name: &str) -> Result<Option<String>, Rejection> {
 fn json(delivery: &Delivery, pointer: &str) -> Result<String, Rejection> {
     let wrong = |what: &str| Rejection::new(format!("the payload has no id at `{pointer}`: {what}"));
     let payload = delivery.payload.as_deref().ok_or_else(|| wrong("it is null"))?;
-    let value: serde_json::Value = serde_json::from_slice(payload)
-        .map_err(|error| Rejection::with_source(format!("the payload has no id at `{pointer}`: it is not JSON"), error))?;
+    let value: serde_json::Value = serde_json::from_slice(payload).map_err(|error| {
+        Rejection::with_source(format!("the payload has no id at `{pointer}`: it is not JSON"), error)
+    })?;
     match value.pointer(pointer) {
         Some(serde_json::Value::String(id)) if !id.trim().is_empty() => Ok(id.clone()),
         Some(serde_json::Value::String(_)) => Err(wrong("it is blank")),
@@ -90,10 +97,15 @@ fn json(delivery: &Delivery, pointer: &str) -> Result<String, Rejection> {
 /// Every id must be storable as it is, in every database.
 pub(crate) fn check(id: &str) -> Result<(), Rejection> {
     if id.len() > MAX_ID {
-        return Err(Rejection::new(format!("the message's id is {} bytes long; at most {MAX_ID} are allowed", id.len())));
+        return Err(Rejection::new(format!(
+            "the message's id is {} bytes long; at most {MAX_ID} are allowed",
+            id.len()
+        )));
     }
     if id.contains('\0') {
-        return Err(Rejection::new("the message's id contains a NUL character, which databases can't store"));
+        return Err(Rejection::new(
+            "the message's id contains a NUL character, which databases can't store",
+        ));
     }
     Ok(())
 }
@@ -117,8 +129,19 @@ mod tests {
     #[test]
     fn f27_without_a_header_the_position_is_the_id() {
         let found = of(&delivery(&[]), IdSource::Auto).expect("an id");
-        assert_eq!(found, Identity { id: "stream:7".to_owned(), positional: true });
-        assert_eq!(of(&delivery(&[("message_id", "1")]), IdSource::Position).expect("an id").id, "stream:7");
+        assert_eq!(
+            found,
+            Identity {
+                id: "stream:7".to_owned(),
+                positional: true
+            }
+        );
+        assert_eq!(
+            of(&delivery(&[("message_id", "1")]), IdSource::Position)
+                .expect("an id")
+                .id,
+            "stream:7"
+        );
     }
 
     #[test]
@@ -156,7 +179,10 @@ mod tests {
     fn a_cloud_events_id_is_a_pair() {
         assert_eq!(id(&[("ce-id", "1"), ("ce-source", "/shop")]), "5:/shop:1");
         assert_eq!(id(&[("ce_id", "1"), ("ce_source", "/shop")]), "5:/shop:1");
-        assert_ne!(id(&[("ce-id", "b"), ("ce-source", "a:")]), id(&[("ce-id", ":b"), ("ce-source", "a")]));
+        assert_ne!(
+            id(&[("ce-id", "b"), ("ce-source", "a:")]),
+            id(&[("ce-id", ":b"), ("ce-source", "a")])
+        );
         assert_eq!(id(&[("ce-id", "1")]), "1");
     }
 
@@ -188,7 +214,10 @@ mod tests {
 
     #[test]
     fn a_header_that_was_asked_for_must_be_there() {
-        assert_eq!(of(&delivery(&[("id", "1")]), IdSource::Header("id")).expect("an id").id, "1");
+        assert_eq!(
+            of(&delivery(&[("id", "1")]), IdSource::Header("id")).expect("an id").id,
+            "1"
+        );
         assert!(of(&delivery(&[("message_id", "1")]), IdSource::Header("id")).is_err());
     }
 }

@@ -103,11 +103,11 @@ pub mod __private {
     };
 
     // Mentioned by the traits behind the types above.
+    #[cfg(feature = "sqlite")]
+    pub use crate::store::sqlite::{SqliteSession, SqliteStore};
     pub use crate::{
         bound::HandlerFuture,
         registry::{ArgCheck, Decode},
         store::{AttemptKey, Attempts, BoxFuture, NewDeadLetter, Records, Session, Store},
     };
-    #[cfg(feature = "sqlite")]
-    pub use crate::store::sqlite::{SqliteSession, SqliteStore};
 }

@@ -7,14 +7,22 @@ use tokio_util::sync::CancellationToken;
 use crate::error::Error;
 
 /// Listens for signals from now on. The first future ends with the first one, the second with the second.
-pub(crate) fn signals()
--> Result<(impl Future<Output = ()> + Send + 'static, impl Future<Output = ()> + Send + 'static), Error> {
+pub(crate) fn signals() -> Result<
+    (
+        impl Future<Output = ()> + Send + 'static,
+        impl Future<Output = ()> + Send + 'static,
+    ),
+    Error,
+> {
     let (first, second) = (CancellationToken::new(), CancellationToken::new());
     let mut listener = Listener::new().map_err(Error::Signals)?;
     let (one, two) = (first.clone(), second.clone());
     tokio::spawn(async move {
         let signal = listener.next().await;
-        tracing::info!(signal, "draining: running handlers finish, everything else is given back");
+        tracing::info!(
+            signal,
+            "draining: running handlers finish, everything else is given back"
+        );
         one.cancel();
         let signal = listener.next().await;
         tracing::warn!(signal, "stopping now: running handlers are rolled back");

@@ -178,10 +178,7 @@ pub enum BrokerError {
 impl BrokerError {
     /// A failure that may pass.
     #[must_use]
-    pub fn unavailable(
-        message: impl Into<String>,
-        source: impl Into<Box<dyn StdError + Send + Sync>>,
-    ) -> Self {
+    pub fn unavailable(message: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::Unavailable {
             message: message.into(),
             source: Some(source.into()),
@@ -213,7 +210,11 @@ pub(crate) fn connect(url: &str) -> Result<DynBroker, String> {
             Err(format!(
                 "the broker's URL begins with `{scheme}:`, which this program was not built for; built in: {}; turn on \
                  the feature of that broker, or write for example {EXAMPLE_URL}",
-                if built_in.is_empty() { "none".to_owned() } else { built_in.join(", ") }
+                if built_in.is_empty() {
+                    "none".to_owned()
+                } else {
+                    built_in.join(", ")
+                }
             ))
         }
     }
@@ -266,7 +267,10 @@ impl<B: Broker> ErasedBroker for B {
     fn subscribe(&self, subscriptions: Vec<Subscription>) -> BoxFuture<'_, Result<Vec<DynSource>, BrokerError>> {
         Box::pin(async move {
             let sources = Broker::subscribe(self, subscriptions).await?;
-            Ok(sources.into_iter().map(|source| Box::new(source) as DynSource).collect())
+            Ok(sources
+                .into_iter()
+                .map(|source| Box::new(source) as DynSource)
+                .collect())
         })
     }
 
@@ -276,19 +280,14 @@ impl<B: Broker> ErasedBroker for B {
 }
 
 pub(crate) trait ErasedSource: Send {
-    fn pull(&mut self, max: usize, wait: Duration)
-    -> BoxFuture<'_, Result<Vec<(Delivery, DynLease)>, BrokerError>>;
+    fn pull(&mut self, max: usize, wait: Duration) -> BoxFuture<'_, Result<Vec<(Delivery, DynLease)>, BrokerError>>;
     fn close(&mut self) -> BoxFuture<'_, ()>;
     fn ack_wait(&self) -> Duration;
     fn idle_after(&self) -> Duration;
 }
 
 impl<S: Source> ErasedSource for S {
-    fn pull(
-        &mut self,
-        max: usize,
-        wait: Duration,
-    ) -> BoxFuture<'_, Result<Vec<(Delivery, DynLease)>, BrokerError>> {
+    fn pull(&mut self, max: usize, wait: Duration) -> BoxFuture<'_, Result<Vec<(Delivery, DynLease)>, BrokerError>> {
         Box::pin(async move {
             let deliveries = Source::pull(self, max, wait).await?;
             Ok(deliveries

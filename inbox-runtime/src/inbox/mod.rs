@@ -3,7 +3,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::select_all;
-use tokio::{task::{JoinHandle, JoinSet}, time::Instant};
+use tokio::{
+    task::{JoinHandle, JoinSet},
+    time::Instant,
+};
 
 mod builder;
 mod start;
@@ -95,7 +98,12 @@ impl Inbox {
     /// When the broker can't be asked.
     pub async fn run_until_idle(&mut self) -> Result<Report, Error> {
         let before = self.report();
-        let idle_after = self.lines.iter().map(|line| line.source.idle_after()).max().unwrap_or_default();
+        let idle_after = self
+            .lines
+            .iter()
+            .map(|line| line.source.idle_after())
+            .max()
+            .unwrap_or_default();
         while self.process_ready(idle_after).await?.is_some() {}
         Ok(self.report().since(&before))
     }
@@ -117,10 +125,19 @@ impl Inbox {
     #[must_use = "the handle stops and watches the inbox"]
     pub fn spawn(self) -> InboxHandle {
         let stop = Stop::default();
-        let troubles = self.lines.iter().map(|line| (line.meta, line.trouble.clone())).collect();
+        let troubles = self
+            .lines
+            .iter()
+            .map(|line| (line.meta, line.trouble.clone()))
+            .collect();
         let tally = self.tally.clone();
         let task = tokio::spawn(self.drive(stop.clone()));
-        InboxHandle { stop, task, troubles, tally }
+        InboxHandle {
+            stop,
+            task,
+            troubles,
+            tally,
+        }
     }
 
     async fn drive(self, stop: Stop) -> Result<Report, Error> {
@@ -211,7 +228,10 @@ impl Inbox {
 }
 
 fn first(deliveries: Vec<(crate::delivery::Delivery, crate::broker::DynLease)>) -> Option<Job> {
-    deliveries.into_iter().next().map(|(delivery, lease)| Job::new(delivery, lease))
+    deliveries
+        .into_iter()
+        .next()
+        .map(|(delivery, lease)| Job::new(delivery, lease))
 }
 
 /// Waits for the word to stop and sees to it that it is followed in time. Returns whether it came twice.
@@ -241,7 +261,9 @@ async fn stop_in_time(
 
 impl fmt::Debug for Inbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inbox").field("handlers", &self.lines.len()).finish_non_exhaustive()
+        f.debug_struct("Inbox")
+            .field("handlers", &self.lines.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -289,7 +311,11 @@ impl InboxHandle {
         for (meta, trouble) in &self.troubles {
             reasons.extend(trouble.reasons().into_iter().map(|why| format!("{}: {why}", meta.name)));
         }
-        Health { live, ready: reasons.is_empty(), reasons }
+        Health {
+            live,
+            ready: reasons.is_empty(),
+            reasons,
+        }
     }
 }
 

@@ -60,7 +60,10 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
     }
     for database in &databases {
         let (records, name) = (&database.records, database.name);
-        records.migrate(migrate).await.map_err(|source| Error::Migrate { database: name, source })?;
+        records
+            .migrate(migrate)
+            .await
+            .map_err(|source| Error::Migrate { database: name, source })?;
         refuse_one_file(&plan.broker, &**records)?;
         if database.kind != TypeId::of::<Detached>() {
             tracing::info!(database = records.describe().await?, "the database is ready");
@@ -76,7 +79,9 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
     let sources = plan.broker.subscribe(subscriptions(&plan.entries, ack_wait)).await?;
     let mut lines = Vec::new();
     for (entry, source) in plan.entries.iter().zip(sources) {
-        let pipeline = databases.iter().find_map(|database| entry.pipeline(&database.store, &shared));
+        let pipeline = databases
+            .iter()
+            .find_map(|database| entry.pipeline(&database.store, &shared));
         let Some((runner, trouble)) = pipeline else {
             // The plan has a database for every entry.
             continue;
@@ -91,12 +96,20 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
             place = meta.place(),
             "a handler is ready"
         );
-        lines.push(Line { meta, runner, source, trouble });
+        lines.push(Line {
+            meta,
+            runner,
+            source,
+            trouble,
+        });
     }
     Ok(Inbox {
         lines,
         tally: shared.tally,
-        shutdown_timeout: builder.shutdown_timeout.or(config.shutdown_timeout).unwrap_or(Duration::from_secs(25)),
+        shutdown_timeout: builder
+            .shutdown_timeout
+            .or(config.shutdown_timeout)
+            .unwrap_or(Duration::from_secs(25)),
         shutdown: builder.shutdown,
         abort: builder.abort,
         next: 0,
@@ -114,7 +127,9 @@ fn plan(builder: &mut InboxBuilder, config: &Config, mut problems: Vec<String>) 
     check::groups(groups.as_deref().unwrap_or_default(), &all, &mut problems);
     entries.retain(|entry| {
         let meta = entry.meta();
-        groups.as_ref().is_none_or(|groups| groups.iter().any(|group| group == meta.group))
+        groups
+            .as_ref()
+            .is_none_or(|groups| groups.iter().any(|group| group == meta.group))
             && builder.select.iter().all(|select| select(meta))
     });
     let selected: Vec<_> = entries.iter().map(|entry| entry.meta()).collect();
@@ -123,12 +138,17 @@ fn plan(builder: &mut InboxBuilder, config: &Config, mut problems: Vec<String>) 
     check::expected(&builder.expected, &selected, &mut problems);
     check::overlaps(&selected, &mut problems);
     for entry in &entries {
-        let transactional = kinds.iter().any(|kind| kind.store() == entry.store() && kind.transactional());
+        let transactional = kinds
+            .iter()
+            .any(|kind| kind.store() == entry.store() && kind.transactional());
         check::one(&**entry, transactional, &builder.states, &mut problems);
     }
 
     let databases = databases(builder, config, kinds, &entries, &mut problems);
-    let broker = match (builder.broker.take(), builder.broker_url.take().or_else(|| config.broker_url.clone())) {
+    let broker = match (
+        builder.broker.take(),
+        builder.broker_url.take().or_else(|| config.broker_url.clone()),
+    ) {
         (Some(broker), _) => Some(broker),
         (None, Some(url)) => broker::connect(&url).map_err(|problem| problems.push(problem)).ok(),
         (None, None) => {
@@ -140,7 +160,11 @@ fn plan(builder: &mut InboxBuilder, config: &Config, mut problems: Vec<String>) 
         }
     };
     match broker {
-        Some(broker) if problems.is_empty() => Ok(Plan { entries, databases, broker }),
+        Some(broker) if problems.is_empty() => Ok(Plan {
+            entries,
+            databases,
+            broker,
+        }),
         _ => Err(StartErrors::new(problems)),
     }
 }
@@ -159,7 +183,11 @@ fn databases(
     for kind in kinds.into_iter().filter(|kind| kind.transactional()) {
         let given = builder.stores.iter().position(|(store, _)| *store == kind.store());
         let url = url_of(&*kind, config);
-        let wanted = entries.iter().filter(|entry| entry.store() == kind.store()).map(|entry| entry.meta()).next();
+        let wanted = entries
+            .iter()
+            .filter(|entry| entry.store() == kind.store())
+            .map(|entry| entry.meta())
+            .next();
         match (given, url, wanted) {
             (Some(index), _, _) => found.push((kind, Origin::Given(builder.stores.remove(index).1))),
             (None, Some((variable, url)), Some(_)) => found.push((kind, Origin::Url { variable, url })),
@@ -189,8 +217,14 @@ fn url_of(kind: &dyn Kind, config: &Config) -> Option<(&'static str, String)> {
         "INBOX_POSTGRES_URL" => config.postgres_url.clone(),
         _ => None,
     };
-    let shared = || config.database_url.clone().filter(|url| kind.schemes().contains(&scheme(url)));
-    own.map(|url| (kind.variable(), url)).or_else(|| Some(("DATABASE_URL", shared()?)))
+    let shared = || {
+        config
+            .database_url
+            .clone()
+            .filter(|url| kind.schemes().contains(&scheme(url)))
+    };
+    own.map(|url| (kind.variable(), url))
+        .or_else(|| Some(("DATABASE_URL", shared()?)))
 }
 
 fn no_database(kind: &dyn Kind, meta: &HandlerMeta, config: &Config, schemes: &[&str]) -> String {
@@ -220,15 +254,20 @@ fn scheme(url: &str) -> &str {
 async fn connect(kind: &dyn Kind, origin: Origin, settings: StoreSettings) -> Result<Database, Error> {
     let store = match origin {
         Origin::Given(make) => make(settings),
-        Origin::Url { variable, url } => kind
-            .connect(&url, settings)
-            .await
-            .map_err(|source| Error::Connect { database: variable.to_owned(), source })?,
+        Origin::Url { variable, url } => kind.connect(&url, settings).await.map_err(|source| Error::Connect {
+            database: variable.to_owned(),
+            source,
+        })?,
     };
-    let records = kind.records(&store).ok_or_else(|| {
-        StartErrors::new(vec![format!("the pool given for {} is of another kind", kind.name())])
-    })?;
-    Ok(Database { kind: kind.store(), name: kind.name(), store, records })
+    let records = kind
+        .records(&store)
+        .ok_or_else(|| StartErrors::new(vec![format!("the pool given for {} is of another kind", kind.name())]))?;
+    Ok(Database {
+        kind: kind.store(),
+        name: kind.name(),
+        store,
+        records,
+    })
 }
 
 fn detached(records: Arc<dyn Records>) -> Database {

@@ -117,14 +117,28 @@ impl<S: Store> Case<'_, S> {
             Verdict::RetryAfter(delay) => delay,
             _ => self.meta().backoff.delay(attempts),
         };
-        tracing::warn!(attempts, delay_ms = millis(delay), error = report, "the handler failed; the message comes again");
-        Done { outcome: Outcome::Failed, settle: Settle::Back(delay) }
+        tracing::warn!(
+            attempts,
+            delay_ms = millis(delay),
+            error = report,
+            "the handler failed; the message comes again"
+        );
+        Done {
+            outcome: Outcome::Failed,
+            settle: Settle::Back(delay),
+        }
     }
 
     /// The handler failed on a message that was acknowledged before.
     fn lost(&self, why: &str) -> Done {
-        tracing::error!(error = why, "the handler failed; under at_most_once the message is lost");
-        Done { outcome: Outcome::Failed, settle: Settle::Acked }
+        tracing::error!(
+            error = why,
+            "the handler failed; under at_most_once the message is lost"
+        );
+        Done {
+            outcome: Outcome::Failed,
+            settle: Settle::Acked,
+        }
     }
 
     /// An extractor refused the message, or it has no usable id.
@@ -174,10 +188,14 @@ impl<S: Store> Case<'_, S> {
             published_at: delivery.published_at,
             reason,
             error,
-            attempts: attempts.or(self.job.counted).unwrap_or(u32::from(reason != Reason::Rejected)),
+            attempts: attempts
+                .or(self.job.counted)
+                .unwrap_or(u32::from(reason != Reason::Rejected)),
         };
         if let Err(error) = self.pipeline.records.bury(&letter).await {
-            return self.deferred(&format!("the dead letter could not be written: {}", text(&error))).await;
+            return self
+                .deferred(&format!("the dead letter could not be written: {}", text(&error)))
+                .await;
         }
         tracing::error!(
             reason = reason.as_str(),
@@ -193,8 +211,15 @@ impl<S: Store> Case<'_, S> {
         self.take_back_attempt().await;
         let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
         let delay = self.meta().backoff.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
-        tracing::info!(delay_ms = millis(delay), error = why, "the message is locked; it comes again");
-        Done { outcome: Outcome::Locked, settle: Settle::Back(delay) }
+        tracing::info!(
+            delay_ms = millis(delay),
+            error = why,
+            "the message is locked; it comes again"
+        );
+        Done {
+            outcome: Outcome::Locked,
+            settle: Settle::Back(delay),
+        }
     }
 
     /// The database or the broker failed, which is not the message's fault.
@@ -203,7 +228,10 @@ impl<S: Store> Case<'_, S> {
         self.pipeline.trouble.enter(why);
         let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
         let delay = TROUBLE.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
-        Done { outcome: Outcome::Deferred, settle: Settle::Back(delay) }
+        Done {
+            outcome: Outcome::Deferred,
+            settle: Settle::Back(delay),
+        }
     }
 }
 

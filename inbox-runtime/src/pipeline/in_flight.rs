@@ -38,7 +38,10 @@ impl InFlight {
     pub(crate) fn hold(&self, lease: DynLease) -> Hold {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         self.lock().insert(number, Held { lease, until: None });
-        Hold { in_flight: self.clone(), number }
+        Hold {
+            in_flight: self.clone(),
+            number,
+        }
     }
 
     /// Reports progress on every lease that is held, three times within each `ack_wait`. Never returns.

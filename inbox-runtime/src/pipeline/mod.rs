@@ -26,7 +26,7 @@ use crate::{
     outcome::{Handled, HandlerError, Outcome},
     registry::{AckStrategy, Decode, HandlerMeta},
     store::{
-        AbandonError, AttemptKey, Attempts, Claim, Claimed, DatabaseFaultRef, FaultClass, FinishError, Fingerprint,
+        AbandonError, AttemptKey, Attempts, Claim, Claimed, DatabaseFaultRef, FaultClass, Fingerprint, FinishError,
         Records, Session, Store, StoreError,
     },
     tally::Tally,
@@ -66,7 +66,11 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn new(delivery: Delivery, lease: DynLease) -> Self {
-        Self { delivery, lease, counted: None }
+        Self {
+            delivery,
+            lease,
+            counted: None,
+        }
     }
 }
 
@@ -135,7 +139,12 @@ impl<S: Store> Pipeline<S> {
             }
             Err(rejection) => (None, Some(rejection)),
         };
-        let mut case = Case { pipeline: self, job, key, id };
+        let mut case = Case {
+            pipeline: self,
+            job,
+            key,
+            id,
+        };
         let done = case.run(session, refused).instrument(span.clone()).await;
         span.record("outcome", done.outcome.as_str());
         done
@@ -241,7 +250,11 @@ impl<S: Store> Case<'_, S> {
             return None;
         }
         failpoint!("before_attempt");
-        let begun = self.pipeline.records.begin_attempt(&self.key, self.meta().max_attempts).await;
+        let begun = self
+            .pipeline
+            .records
+            .begin_attempt(&self.key, self.meta().max_attempts)
+            .await;
         failpoint!("after_attempt");
         match begun {
             Ok(Attempts::Begun(attempts)) => {
@@ -336,9 +349,14 @@ impl<S: Store> Case<'_, S> {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => {
                 let limit = humantime::format_duration(timeout);
-                Err(HandlerError::from(format!("the handler took longer than its timeout of {limit}")))
+                Err(HandlerError::from(format!(
+                    "the handler took longer than its timeout of {limit}"
+                )))
             }
-            Err(panic) => Err(HandlerError::from(format!("the handler panicked: {}", panic_text(&*panic)))),
+            Err(panic) => Err(HandlerError::from(format!(
+                "the handler panicked: {}",
+                panic_text(&*panic)
+            ))),
         }
     }
 
@@ -348,13 +366,21 @@ impl<S: Store> Case<'_, S> {
         match session.abandon().await {
             Ok(()) => {}
             Err(AbandonError::Broken(how)) => {
-                return (Attempt::Broken(format!("{how}; then the handler failed: {}", error.report())), false);
+                return (
+                    Attempt::Broken(format!("{how}; then the handler failed: {}", error.report())),
+                    false,
+                );
             }
             Err(AbandonError::Lost(lost)) => {
-                return (Attempt::Unavailable(format!("{}; the rollback: {}", error.report(), text(&lost))), false);
+                return (
+                    Attempt::Unavailable(format!("{}; the rollback: {}", error.report(), text(&lost))),
+                    false,
+                );
             }
         }
-        let class = error.fault().map(|fault| self.pipeline.store.classify(&DatabaseFaultRef(fault)));
+        let class = error
+            .fault()
+            .map(|fault| self.pipeline.store.classify(&DatabaseFaultRef(fault)));
         match class {
             None | Some(FaultClass::Handler) => (Attempt::Failed(error), true),
             Some(FaultClass::Again) => (Attempt::Again(error.report()), true),
@@ -373,12 +399,19 @@ async fn commit<S: Session>(session: &mut S, handled: Handled) -> (Attempt, bool
         Err(FinishError::Broken(how)) => (Attempt::Broken(how), false),
         Err(FinishError::Refused(error)) => {
             let error = HandlerError::from(error);
-            (Attempt::Failed(HandlerError::from(format!("the commit was refused: {}", error.report()))), false)
+            (
+                Attempt::Failed(HandlerError::from(format!(
+                    "the commit was refused: {}",
+                    error.report()
+                ))),
+                false,
+            )
         }
         Err(FinishError::Again(error)) => (Attempt::Again(text(&error)), false),
-        Err(FinishError::Unknown(error)) => {
-            (Attempt::Unavailable(format!("the outcome of the commit is unknown: {}", text(&error))), false)
-        }
+        Err(FinishError::Unknown(error)) => (
+            Attempt::Unavailable(format!("the outcome of the commit is unknown: {}", text(&error))),
+            false,
+        ),
     }
 }
 

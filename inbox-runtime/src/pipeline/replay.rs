@@ -23,12 +23,18 @@ pub(crate) static REQUESTED: LazyLock<Notify> = LazyLock::new(Notify::new);
 impl<S: Store> Pipeline<S> {
     /// Takes up to `max` dead letters of this handler that are to be replayed.
     pub(crate) async fn take_replays(&self, max: usize) -> Result<Vec<Job>, StoreError> {
-        let letters = self.records.take_replays(self.meta.group, self.meta.name, max, LEASE).await?;
+        let letters = self
+            .records
+            .take_replays(self.meta.group, self.meta.name, max, LEASE)
+            .await?;
         Ok(letters.into_iter().map(|letter| self.replay(letter)).collect())
     }
 
     fn replay(&self, letter: DeadLetter) -> Job {
-        let lease = ReplayLease { records: self.records.clone(), id: letter.id };
+        let lease = ReplayLease {
+            records: self.records.clone(),
+            id: letter.id,
+        };
         let mut delivery = Delivery::new(letter.subject, letter.position);
         delivery.headers = letter.headers;
         delivery.payload = letter.payload;

@@ -92,11 +92,17 @@ struct Queue {
 
 impl Queue {
     fn new() -> Self {
-        Self { jobs: Mutex::default(), waiting: Semaphore::new(0) }
+        Self {
+            jobs: Mutex::default(),
+            waiting: Semaphore::new(0),
+        }
     }
 
     fn push(&self, queued: Queued) {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push_back(queued);
+        self.jobs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back(queued);
         self.waiting.add_permits(1);
     }
 
@@ -140,7 +146,10 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
 
     stop.drain
         .run_until_cancelled(async {
-            tokio::join!(pull(&pipeline, &mut source, &slots, &queue), replays(&pipeline, &slots, &queue))
+            tokio::join!(
+                pull(&pipeline, &mut source, &slots, &queue),
+                replays(&pipeline, &slots, &queue)
+            )
         })
         .await;
     let _ = tokio::time::timeout(RELEASE_WAIT, source.close()).await;
@@ -166,7 +175,11 @@ async fn pull<S: Store>(pipeline: &Pipeline<S>, source: &mut DynSource, slots: &
                 failures = 0;
                 for ((delivery, lease), slot) in deliveries.into_iter().zip(free) {
                     let hold = pipeline.in_flight.hold(lease.clone());
-                    queue.push(Queued { job: Job::new(delivery, lease), hold, _slot: slot });
+                    queue.push(Queued {
+                        job: Job::new(delivery, lease),
+                        hold,
+                        _slot: slot,
+                    });
                 }
             }
             Err(error) => {
@@ -175,7 +188,11 @@ async fn pull<S: Store>(pipeline: &Pipeline<S>, source: &mut DynSource, slots: &
                 let why = text(&error);
                 // Once, not at each try.
                 if pipeline.trouble.broker(Some(why.clone())) {
-                    tracing::error!(handler = pipeline.meta.name, error = why, "no messages can be pulled; trying again");
+                    tracing::error!(
+                        handler = pipeline.meta.name,
+                        error = why,
+                        "no messages can be pulled; trying again"
+                    );
                 }
                 tokio::time::sleep(pause(failures)).await;
             }
@@ -191,7 +208,9 @@ async fn replays<S: Store>(pipeline: &Pipeline<S>, slots: &Arc<Semaphore>, queue
         match pipeline.take_replays(1).await {
             Ok(jobs) if !jobs.is_empty() => {
                 for job in jobs {
-                    let Ok(slot) = slots.clone().acquire_owned().await else { return };
+                    let Ok(slot) = slots.clone().acquire_owned().await else {
+                        return;
+                    };
                     let hold = pipeline.in_flight.hold(job.lease.clone());
                     queue.push(Queued { job, hold, _slot: slot });
                 }
@@ -222,12 +241,7 @@ async fn work<S: Store>(pipeline: Arc<Pipeline<S>>, queue: Arc<Queue>, stop: Sto
     }
 }
 
-async fn handle<S: Store>(
-    pipeline: &Pipeline<S>,
-    session: &mut Option<S::Session>,
-    mut queued: Queued,
-    stop: &Stop,
-) {
+async fn handle<S: Store>(pipeline: &Pipeline<S>, session: &mut Option<S::Session>, mut queued: Queued, stop: &Stop) {
     let settled = stop
         .now
         .run_until_cancelled(handle_until_settled(pipeline, session, &mut queued, stop))
@@ -260,7 +274,9 @@ async fn handle_until_settled<S: Store>(
         }
         pipeline.tally.count(Outcome::Deferred);
         failures += 1;
-        stop.drain.run_until_cancelled(tokio::time::sleep(pause(failures))).await;
+        stop.drain
+            .run_until_cancelled(tokio::time::sleep(pause(failures)))
+            .await;
     }
 }
 

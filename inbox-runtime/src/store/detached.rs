@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    AbandonError, Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, FinishError, Records, Session, Store, StoreError, StoreSettings,
+    AbandonError, Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, FinishError, Records,
+    Session, Store, StoreError, StoreSettings,
 };
 use crate::registry::Registration;
 
@@ -36,7 +37,9 @@ impl Store for Detached {
     }
 
     async fn connect(_url: &str, _settings: StoreSettings) -> Result<Self, ConnectError> {
-        Err(ConnectError::Url("a handler without a transaction has no database of its own".into()))
+        Err(ConnectError::Url(
+            "a handler without a transaction has no database of its own".into(),
+        ))
     }
 
     async fn session(&self) -> Result<DetachedSession, StoreError> {

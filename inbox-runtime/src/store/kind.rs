@@ -88,7 +88,10 @@ impl<S: Store> Kind for Of<S> {
     }
 
     fn entries(&self) -> Vec<Box<dyn Entry>> {
-        S::registrations().into_iter().map(|registration| Box::new(registration) as Box<dyn Entry>).collect()
+        S::registrations()
+            .into_iter()
+            .map(|registration| Box::new(registration) as Box<dyn Entry>)
+            .collect()
     }
 
     fn connect<'a>(&self, url: &'a str, settings: StoreSettings) -> BoxFuture<'a, Result<AnyStore, ConnectError>> {

@@ -2,10 +2,7 @@
 
 use std::{error::Error as StdError, fmt, future::Future, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
-use crate::{
-    outcome::DatabaseFault,
-    registry::Registration,
-};
+use crate::{outcome::DatabaseFault, registry::Registration};
 
 pub(crate) mod detached;
 pub(crate) mod kind;
@@ -66,10 +63,7 @@ pub trait Store: Clone + Send + Sync + Sized + 'static {
     fn records(&self) -> Arc<dyn Records>;
 
     /// Inserts the inbox row on a connection with an open transaction that is not a session's.
-    fn claim_on(
-        conn: &mut Self::Conn,
-        claim: &Claim<'_>,
-    ) -> impl Future<Output = Result<Claimed, ClaimError>> + Send;
+    fn claim_on(conn: &mut Self::Conn, claim: &Claim<'_>) -> impl Future<Output = Result<Claimed, ClaimError>> + Send;
 
     /// Sorts a database error that a handler failed with. Decides by code only.
     fn classify(&self, fault: &DatabaseFaultRef<'_>) -> FaultClass;

@@ -49,7 +49,11 @@ impl Place {
     pub(super) fn options(&self, durable: bool) -> SqliteConnectOptions {
         let options = SqliteConnectOptions::new()
             .busy_timeout(BUSY_TIMEOUT)
-            .synchronous(if durable { SqliteSynchronous::Full } else { SqliteSynchronous::Normal });
+            .synchronous(if durable {
+                SqliteSynchronous::Full
+            } else {
+                SqliteSynchronous::Normal
+            });
         match self {
             Self::Memory => options.in_memory(true),
             Self::File { path, .. } => options.filename(path),

@@ -44,7 +44,9 @@ impl Db {
             .test_before_acquire(false)
             .connect_lazy_with(place.options(false));
         let mut connection = pool.acquire().await.map_err(failed("open", place))?;
-        let instance = prepare(&mut connection, place).await.map_err(|e| e.into_broker(place))?;
+        let instance = prepare(&mut connection, place)
+            .await
+            .map_err(|e| e.into_broker(place))?;
         drop(connection);
         Ok(Self {
             durable: pool.clone(),
@@ -104,9 +106,9 @@ impl From<sqlx::Error> for OpenError {
 impl OpenError {
     fn into_broker(self, place: &Place) -> BrokerError {
         match self {
-            Self::Sql(error) if code(&error) == Some(SQLITE_NOTADB) => {
-                BrokerError::Invalid(format!("the embedded broker can't use {place}: it is no SQLite database"))
-            }
+            Self::Sql(error) if code(&error) == Some(SQLITE_NOTADB) => BrokerError::Invalid(format!(
+                "the embedded broker can't use {place}: it is no SQLite database"
+            )),
             Self::Sql(error) => failed("open", place)(error),
             Self::Refused(why) => BrokerError::Invalid(format!("the embedded broker can't use {place}: {why}")),
         }
@@ -129,7 +131,9 @@ fn is_busy(error: &sqlx::Error) -> bool {
 async fn prepare_file(options: &SqliteConnectOptions, place: &Place) -> Result<String, OpenError> {
     let mut connection = SqliteConnection::connect_with(options).await?;
     let instance = prepare(&mut connection, place).await?;
-    let mode: String = sqlx::query_scalar("PRAGMA journal_mode = WAL").fetch_one(&mut connection).await?;
+    let mode: String = sqlx::query_scalar("PRAGMA journal_mode = WAL")
+        .fetch_one(&mut connection)
+        .await?;
     if mode != "wal" {
         tracing::warn!(%place, mode, "the file system allows no write-ahead log; the embedded broker is slower without");
     }
@@ -145,12 +149,17 @@ async fn prepare(connection: &mut SqliteConnection, place: &Place) -> Result<Str
         if !has_tables(&mut tx).await? {
             sqlx::raw_sql(include_str!("schema.sql")).execute(&mut *tx).await?;
             let instance = uuid::Uuid::new_v4().simple().to_string();
-            sqlx::query("INSERT INTO broker (instance) VALUES (?)").bind(&instance).execute(&mut *tx).await?;
+            sqlx::query("INSERT INTO broker (instance) VALUES (?)")
+                .bind(&instance)
+                .execute(&mut *tx)
+                .await?;
             tracing::debug!(%place, instance, "made the database of the embedded broker");
         }
         tx.commit().await?;
     }
-    Ok(sqlx::query_scalar("SELECT instance FROM broker").fetch_one(connection).await?)
+    Ok(sqlx::query_scalar("SELECT instance FROM broker")
+        .fetch_one(connection)
+        .await?)
 }
 
 /// Whether our tables are there; refuses a database that is somebody else's.

@@ -40,10 +40,7 @@ impl ConsumerInfo {
 }
 
 /// The consumers in the order of their names: all of them, or the one of `name`.
-pub(super) async fn consumers(
-    shared: &Shared,
-    name: Option<(&str, &str)>,
-) -> Result<Vec<ConsumerInfo>, BrokerError> {
+pub(super) async fn consumers(shared: &Shared, name: Option<(&str, &str)>) -> Result<Vec<ConsumerInfo>, BrokerError> {
     let db = shared.db().await?;
     let read = async {
         // One statement, so that everything is of one moment. The pattern finds what the subject takes and possibly more.
@@ -63,7 +60,10 @@ pub(super) async fn consumers(
         let mut consumers: Vec<ConsumerInfo> = Vec::new();
         for row in rows {
             let (group, subject): (&str, &str) = (row.try_get("consumer_group")?, row.try_get("subject")?);
-            if consumers.last().is_none_or(|last| last.group != group || last.subject != subject) {
+            if consumers
+                .last()
+                .is_none_or(|last| last.group != group || last.subject != subject)
+            {
                 consumers.push(ConsumerInfo {
                     group: group.to_owned(),
                     subject: subject.to_owned(),

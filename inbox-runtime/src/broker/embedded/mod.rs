@@ -147,7 +147,10 @@ impl Embedded {
                 .map_err(failed("publish to", &self.shared.place))?;
         drop(writing);
         self.shared.wake.notify_waiters();
-        Ok(Published::new(take::position(&db.instance, inserted.last_insert_rowid())))
+        Ok(Published::new(take::position(
+            &db.instance,
+            inserted.last_insert_rowid(),
+        )))
     }
 
     /// How far the durable consumer of `group` and `subject` (exactly as it subscribed) has come; `None` if nobody has
@@ -257,7 +260,11 @@ impl Broker for Embedded {
             .fetch_one(&db.relaxed)
             .await
             .map_err(failed("read", &self.shared.place))?;
-        Ok(format!("embedded {} ({}, SQLite {sqlite})", env!("CARGO_PKG_VERSION"), self.shared.place))
+        Ok(format!(
+            "embedded {} ({}, SQLite {sqlite})",
+            env!("CARGO_PKG_VERSION"),
+            self.shared.place
+        ))
     }
 
     async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
@@ -267,14 +274,20 @@ impl Broker for Embedded {
         }
         let opened = self.durables(&subscriptions).await?;
         let source = |(subscription, opened): (Subscription, Opened)| {
-            let Subscription { group, subject, start, .. } = subscription;
+            let Subscription {
+                group, subject, start, ..
+            } = subscription;
             if opened.made {
                 let (start, position) = (start.as_str(), opened.position);
                 tracing::info!(group, subject, start, position, "a new durable consumer begins");
             } else {
                 tracing::debug!(group, subject, position = opened.position, "a durable consumer goes on");
             }
-            let durable = Durable { id: opened.id, group, subject };
+            let durable = Durable {
+                id: opened.id,
+                group,
+                subject,
+            };
             EmbeddedSource::new(Arc::clone(&self.shared), durable, opened.ack_wait)
         };
         Ok(subscriptions.into_iter().zip(opened).map(source).collect())

@@ -87,7 +87,10 @@ impl EmbeddedSource {
     fn hand_over(&mut self, max: usize) -> Vec<(Delivery, EmbeddedLease)> {
         let lease = |taken: Taken| {
             let (shared, durable) = (Arc::clone(&self.shared), Arc::clone(&self.durable));
-            (taken.delivery, EmbeddedLease::new(shared, durable, taken.seq, taken.count))
+            (
+                taken.delivery,
+                EmbeddedLease::new(shared, durable, taken.seq, taken.count),
+            )
         };
         self.ready.drain(..max.min(self.ready.len())).map(lease).collect()
     }
@@ -96,11 +99,7 @@ impl EmbeddedSource {
 impl Source for EmbeddedSource {
     type Lease = EmbeddedLease;
 
-    async fn pull(
-        &mut self,
-        max: usize,
-        wait: Duration,
-    ) -> Result<Vec<(Delivery, Self::Lease)>, BrokerError> {
+    async fn pull(&mut self, max: usize, wait: Duration) -> Result<Vec<(Delivery, Self::Lease)>, BrokerError> {
         if max == 0 {
             return Ok(Vec::new());
         }

@@ -106,7 +106,10 @@ pub(super) async fn take(shared: Arc<Shared>, durable: Arc<Durable>, max: usize)
         taken: Vec::new(),
         ack_wait: state.ack_wait,
         // If a ready one can't be had after all, another source was faster.
-        pause: state.visible_at.filter(|_| !ready).map_or(POLL, |at| until(at, now).min(POLL)),
+        pause: state
+            .visible_at
+            .filter(|_| !ready)
+            .map_or(POLL, |at| until(at, now).min(POLL)),
     };
     let max = i64::try_from(max).unwrap_or(i64::MAX);
     let mut exhausted = !ready;
@@ -137,9 +140,17 @@ async fn take_once(shared: &Shared, durable: &Durable, max: i64) -> Result<(Vec<
             now,
             visible_at: now.saturating_add(state.ack_wait),
         };
-        let mut taken = if state.has_due(now) { lease.again(max).await? } else { Vec::new() };
+        let mut taken = if state.has_due(now) {
+            lease.again(max).await?
+        } else {
+            Vec::new()
+        };
         let room = max - i64::try_from(taken.len()).unwrap_or(max);
-        let exhausted = if room > 0 { lease.fresh(&state, room, &mut taken).await? } else { false };
+        let exhausted = if room > 0 {
+            lease.fresh(&state, room, &mut taken).await?
+        } else {
+            false
+        };
         tx.commit().await?;
         Ok((taken, exhausted))
     };

@@ -7,7 +7,7 @@ use sqlx::{Connection, Row, Sqlite, SqliteConnection};
 use super::{SqliteStore, Writer, guard::Guard, trouble, unavailable};
 use crate::{
     failpoint::failpoint,
-    store::{AbandonError, Claim, Claimed, FinishError, Fingerprint, Session, StoreError, transaction},
+    store::{AbandonError, Claim, Claimed, Fingerprint, FinishError, Session, StoreError, transaction},
 };
 
 /// How long a rollback may wait for a statement that a dropped handler left running.
@@ -52,7 +52,9 @@ impl Open {
         // A nested transaction that was dropped is rolled back by the connection's thread: wait until it has been.
         self.writer.conn.ping().await.map_err(FinishError::Unknown)?;
         let depth = transaction::depth::<Sqlite>(&self.writer.conn);
-        self.guard.ending().map_err(|text| FinishError::Broken(text.to_owned()))?;
+        self.guard
+            .ending()
+            .map_err(|text| FinishError::Broken(text.to_owned()))?;
         if depth == 1 {
             Ok(())
         } else {
@@ -76,9 +78,15 @@ impl Session for SqliteSession {
         let mut writer = self.store.writer().await?;
         let guard = Guard::install(&mut writer.conn).await.map_err(unavailable)?;
         // IMMEDIATE: a transaction that becomes a writer late fails at once, whatever the busy timeout is.
-        transaction::begin::<Sqlite>(&mut writer.conn, "BEGIN IMMEDIATE").await.map_err(trouble)?;
+        transaction::begin::<Sqlite>(&mut writer.conn, "BEGIN IMMEDIATE")
+            .await
+            .map_err(trouble)?;
         guard.arm();
-        self.open = Some(Open { writer, guard, ended: false });
+        self.open = Some(Open {
+            writer,
+            guard,
+            ended: false,
+        });
         failpoint!("after_begin");
         Ok(())
     }
@@ -119,9 +127,13 @@ impl Session for SqliteSession {
         let rollback = async {
             // Nested transactions are rolled back with the outer one: the rollback of each takes one off the count.
             open.writer.conn.ping().await.map_err(AbandonError::Lost)?;
-            open.guard.ending().map_err(|text| AbandonError::Broken(text.to_owned()))?;
+            open.guard
+                .ending()
+                .map_err(|text| AbandonError::Broken(text.to_owned()))?;
             while transaction::depth::<Sqlite>(&open.writer.conn) > 0 {
-                transaction::rollback::<Sqlite>(&mut open.writer.conn).await.map_err(AbandonError::Lost)?;
+                transaction::rollback::<Sqlite>(&mut open.writer.conn)
+                    .await
+                    .map_err(AbandonError::Lost)?;
             }
             Ok(())
         };

@@ -46,7 +46,10 @@ impl Guard {
 
     /// From now on the transaction is ended by us, unless somebody else has done it: then the error says who.
     pub(super) fn ending(&self) -> Result<(), &'static str> {
-        match self.0.compare_exchange(ARMED, ENDING, Ordering::SeqCst, Ordering::SeqCst) {
+        match self
+            .0
+            .compare_exchange(ARMED, ENDING, Ordering::SeqCst, Ordering::SeqCst)
+        {
             Ok(_) => Ok(()),
             Err(COMMITTED) => Err("the handler ran COMMIT on the transaction that it was lent; nothing was committed"),
             Err(_) => Err(

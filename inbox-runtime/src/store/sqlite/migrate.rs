@@ -1,7 +1,7 @@
 //! The tables of the inbox in a SQLite file: made in one transaction of ours, or looked for.
 
 use sqlx::{
-    Row, Sqlite, SqlSafeStr, SqliteConnection, SqlitePool,
+    Row, SqlSafeStr, Sqlite, SqliteConnection, SqlitePool,
     migrate::{Migration, MigrationType, Migrator},
 };
 
@@ -13,16 +13,40 @@ const BOOKKEEPING: &str = "_inbox_migrations";
 
 /// Every table with its columns, by which a table of the same name that isn't ours is recognised.
 const TABLES: [(&str, &[&str]); 3] = [
-    ("inbox_events", &["consumer_group", "message_id", "fingerprint", "processed_at"]),
+    (
+        "inbox_events",
+        &["consumer_group", "message_id", "fingerprint", "processed_at"],
+    ),
     (
         "inbox_attempts",
-        &["consumer_group", "handler", "position", "attempts", "first_at", "last_at", "last_error"],
+        &[
+            "consumer_group",
+            "handler",
+            "position",
+            "attempts",
+            "first_at",
+            "last_at",
+            "last_error",
+        ],
     ),
     (
         "inbox_dead_letters",
         &[
-            "id", "consumer_group", "handler", "position", "subject", "message_id", "headers", "payload",
-            "published_at", "reason", "error", "attempts", "first_failed_at", "dead_at", "replay_at",
+            "id",
+            "consumer_group",
+            "handler",
+            "position",
+            "subject",
+            "message_id",
+            "headers",
+            "payload",
+            "published_at",
+            "reason",
+            "error",
+            "attempts",
+            "first_failed_at",
+            "dead_at",
+            "replay_at",
         ],
     ),
 ];
@@ -36,8 +60,13 @@ pub(super) async fn migrate(pool: &SqlitePool, mode: Migrate) -> Result<(), Migr
         Migrate::Check => {}
         Migrate::Auto => {
             // Readers and the writer don't block one another in this mode, which stays with the file.
-            sqlx::raw_sql("PRAGMA journal_mode = WAL").execute(&mut *conn).await.map_err(failed)?;
-            transaction::begin::<Sqlite>(&mut conn, "BEGIN IMMEDIATE").await.map_err(failed)?;
+            sqlx::raw_sql("PRAGMA journal_mode = WAL")
+                .execute(&mut *conn)
+                .await
+                .map_err(failed)?;
+            transaction::begin::<Sqlite>(&mut conn, "BEGIN IMMEDIATE")
+                .await
+                .map_err(failed)?;
             let made = make(&mut conn).await;
             match &made {
                 Ok(()) => transaction::commit::<Sqlite>(&mut conn).await.map_err(failed)?,
@@ -86,7 +115,10 @@ async fn make(conn: &mut SqliteConnection) -> Result<(), MigrateError> {
     // A newer version of this crate may have been here before, in a rolling upgrade.
     migrator.set_ignore_missing(true).set_locking(false);
     migrator.dangerous_set_table_name(BOOKKEEPING);
-    migrator.run_direct(None, conn, false).await.map_err(|error| MigrateError::Failed(Box::new(error)))
+    migrator
+        .run_direct(None, conn, false)
+        .await
+        .map_err(|error| MigrateError::Failed(Box::new(error)))
 }
 
 async fn check(conn: &mut SqliteConnection) -> Result<(), MigrateError> {

@@ -21,7 +21,8 @@ mod records;
 pub use claim::SqliteSession;
 
 use super::{
-    Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, InboxConnection, IntoStore, Records, Store, StoreError, StoreSettings, transaction,
+    Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, InboxConnection, IntoStore, Records, Store,
+    StoreError, StoreSettings, transaction,
 };
 use crate::{file::resolve, registry::Registration};
 
@@ -53,7 +54,10 @@ impl SqliteStore {
         let turn = self.gate.clone().lock_owned().await;
         let mut conn = self.pool.acquire().await.map_err(unavailable)?;
         // What is acknowledged must survive a power failure; a pool may have been set to less.
-        sqlx::raw_sql("PRAGMA synchronous = FULL").execute(&mut *conn).await.map_err(unavailable)?;
+        sqlx::raw_sql("PRAGMA synchronous = FULL")
+            .execute(&mut *conn)
+            .await
+            .map_err(unavailable)?;
         Ok(Writer { conn, _turn: turn })
     }
 }
@@ -109,7 +113,11 @@ impl Store for SqliteStore {
         if fault.is_connection() {
             return FaultClass::Unavailable;
         }
-        match fault.code().and_then(|code| code.parse::<u32>().ok()).map(|code| code & 0xff) {
+        match fault
+            .code()
+            .and_then(|code| code.parse::<u32>().ok())
+            .map(|code| code & 0xff)
+        {
             // BUSY, LOCKED, NOMEM, IOERR, CORRUPT, FULL, CANTOPEN, PROTOCOL, NOTADB, and READONLY: a file that can't be
             // written is no message's fault.
             Some(5 | 6 | 7 | 8 | 10 | 11 | 13 | 14 | 15 | 26) => FaultClass::Unavailable,
@@ -150,5 +158,9 @@ fn trouble(error: sqlx::Error) -> StoreError {
         .and_then(|error| error.code())
         .and_then(|code| code.parse::<u32>().ok())
         .is_some_and(|code| matches!(code & 0xff, 5 | 6));
-    if busy { StoreError::Locked(Box::new(error)) } else { unavailable(error) }
+    if busy {
+        StoreError::Locked(Box::new(error))
+    } else {
+        unavailable(error)
+    }
 }

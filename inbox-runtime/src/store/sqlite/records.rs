@@ -11,7 +11,9 @@ use crate::{
     file::resolve,
     store::{
         AttemptKey, Attempts, BoxFuture, DeadLetter, DeadLetterStatus, Fingerprint, Migrate, MigrateError,
-        NewDeadLetter, Reason, Records, StoreError, records::{from_millis, to_millis}, transaction,
+        NewDeadLetter, Reason, Records, StoreError,
+        records::{from_millis, to_millis},
+        transaction,
     },
 };
 
@@ -44,8 +46,10 @@ impl Records for SqliteRecords {
                 .fetch_one(&self.0.pool)
                 .await
                 .map_err(unavailable)?;
-            let (version, journal): (String, String) =
-                row.try_get(0).and_then(|version| Ok((version, row.try_get(1)?))).map_err(unavailable)?;
+            let (version, journal): (String, String) = row
+                .try_get(0)
+                .and_then(|version| Ok((version, row.try_get(1)?)))
+                .map_err(unavailable)?;
             Ok(format!("SQLite {version} (journal_mode {journal})"))
         })
     }
@@ -169,12 +173,16 @@ impl Records for SqliteRecords {
     fn bury<'a>(&'a self, letter: &'a NewDeadLetter) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             let mut writer = self.0.writer().await?;
-            transaction::begin::<Sqlite>(&mut writer.conn, "BEGIN IMMEDIATE").await.map_err(trouble)?;
+            transaction::begin::<Sqlite>(&mut writer.conn, "BEGIN IMMEDIATE")
+                .await
+                .map_err(trouble)?;
             // Whatever goes wrong from here on, the connection is not used again.
             let mut guarded = CloseOnDrop::new(writer);
             upsert(guarded.writer(), letter).await?;
             failpoint!("in_dead_letter");
-            transaction::commit::<Sqlite>(&mut guarded.writer().conn).await.map_err(trouble)?;
+            transaction::commit::<Sqlite>(&mut guarded.writer().conn)
+                .await
+                .map_err(trouble)?;
             guarded.keep();
             Ok(())
         })
@@ -305,7 +313,9 @@ impl Records for SqliteRecords {
     fn replay(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>> {
         Box::pin(async move {
             let mut writer = self.0.writer().await?;
-            transaction::begin::<Sqlite>(&mut writer.conn, "BEGIN IMMEDIATE").await.map_err(trouble)?;
+            transaction::begin::<Sqlite>(&mut writer.conn, "BEGIN IMMEDIATE")
+                .await
+                .map_err(trouble)?;
             let mut guarded = CloseOnDrop::new(writer);
             let key: Option<(String, String, String)> = sqlx::query_as(concat!(
                 "UPDATE inbox_dead_letters SET replay_at = ",
@@ -319,7 +329,9 @@ impl Records for SqliteRecords {
             if let Some((group, handler, position)) = &key {
                 clear(guarded.writer(), group, handler, position).await?;
             }
-            transaction::commit::<Sqlite>(&mut guarded.writer().conn).await.map_err(trouble)?;
+            transaction::commit::<Sqlite>(&mut guarded.writer().conn)
+                .await
+                .map_err(trouble)?;
             guarded.keep();
             Ok(key.is_some())
         })
