@@ -74,7 +74,7 @@ impl Open {
 impl Session for SqliteSession {
     type Conn = SqliteConnection;
 
-    async fn begin(&mut self) -> Result<(), StoreError> {
+    async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
         let mut writer = self.store.writer().await?;
         let guard = Guard::install(&mut writer.conn).await.map_err(unavailable)?;
         // IMMEDIATE: a transaction that becomes a writer late fails at once, whatever the busy timeout is.
@@ -82,18 +82,16 @@ impl Session for SqliteSession {
             .await
             .map_err(trouble)?;
         guard.arm();
-        self.open = Some(Open {
+        let open = self.open.insert(Open {
             writer,
             guard,
             ended: false,
         });
         failpoint!("after_begin");
-        Ok(())
-    }
-
-    async fn claim(&mut self, claim: &Claim<'_>) -> Result<Claimed, StoreError> {
-        let conn = self.conn();
-        let claimed = insert(conn, claim).await.map_err(trouble)?;
+        let Some(claim) = claim else {
+            return Ok(Claimed::Fresh);
+        };
+        let claimed = insert(&mut open.writer.conn, claim).await.map_err(trouble)?;
         failpoint!("after_claim");
         Ok(claimed)
     }
@@ -145,6 +143,16 @@ impl Session for SqliteSession {
         open.give_back();
         Ok(())
     }
+
+    async fn discard(&mut self) -> Result<(), StoreError> {
+        self.abandon().await.map_err(|error| match error {
+            AbandonError::Lost(error) => unavailable(error),
+            AbandonError::Broken(how) => StoreError::Unavailable(how.into()),
+        })
+    }
+
+    /// Nothing is held between two transactions.
+    async fn release(self) {}
 }
 
 /// Inserts the inbox row, or says whose row is there.
