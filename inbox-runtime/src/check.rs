@@ -2,6 +2,7 @@
 
 use crate::{
     broker::subject,
+    error::StartErrors,
     extract::States,
     names,
     registry::{AckStrategy, HandlerMeta},
@@ -72,6 +73,30 @@ pub(crate) fn one(entry: &dyn Entry, transactional: bool, states: &States, probl
     }
     found.extend(entry.missing(states));
     problems.extend(found.into_iter().map(|problem| format!("{}: {problem}", handler(meta))));
+}
+
+/// Checks that a pool has a connection for every worker, and one more for attempts and dead letters.
+pub(crate) fn connections<'a>(
+    database: &str,
+    max: u32,
+    metas: impl Iterator<Item = &'a HandlerMeta>,
+) -> Result<(), StartErrors> {
+    let metas: Vec<_> = metas.collect();
+    let workers: u32 = metas.iter().map(|meta| meta.concurrency).sum();
+    if metas.is_empty() || workers < max {
+        return Ok(());
+    }
+    let sum: Vec<_> = metas
+        .iter()
+        .map(|meta| format!("{} for `{}`", meta.concurrency, meta.name))
+        .collect();
+    Err(StartErrors::new(vec![format!(
+        "the {database} pool has at most {max} connections, but the handlers may hold {workers} at a time ({}) and one more \
+         is needed for attempts and dead letters; give the pool at least {} (INBOX_POOL_SIZE, or `max_connections` of your \
+         own pool), or lower the concurrency",
+        sum.join(" + "),
+        workers + 1
+    )]))
 }
 
 /// Checks that no two handlers of a group can get the same message: the second would find the first one's claim.

@@ -13,7 +13,7 @@ struct Setting {
 }
 
 /// Every setting with its meaning.
-const SETTINGS: [Setting; 9] = [
+const SETTINGS: [Setting; 11] = [
     Setting {
         name: "DATABASE_URL",
         meaning: "the database of the handlers, of whatever kind its scheme names, as in sqlite://app.db",
@@ -66,6 +66,23 @@ const SETTINGS: [Setting; 9] = [
         set: |config, value| duration(&mut config.lock_wait, value),
     },
     Setting {
+        name: "INBOX_POOL_SIZE",
+        meaning: "how many connections the runtime's own pool may have (10)",
+        set: |config, value| {
+            let size = value.parse().ok().filter(|size| *size > 0);
+            config.pool_size = Some(size.ok_or("write a number from 1 on")?);
+            Ok(())
+        },
+    },
+    Setting {
+        name: "INBOX_TRANSACTION_POOLER",
+        meaning: "true if a transaction-pooling proxy stands before PostgreSQL (false)",
+        set: |config, value| {
+            config.transaction_pooler = Some(value.parse().map_err(|_| "write true or false")?);
+            Ok(())
+        },
+    },
+    Setting {
         name: "INBOX_SHUTDOWN_TIMEOUT",
         meaning: "how long running handlers may take to finish when the program is told to stop (25s)",
         set: |config, value| duration(&mut config.shutdown_timeout, value),
@@ -83,6 +100,8 @@ pub(crate) struct Config {
     pub(crate) migrate: Option<Migrate>,
     pub(crate) ack_wait: Option<Duration>,
     pub(crate) lock_wait: Option<Duration>,
+    pub(crate) pool_size: Option<u32>,
+    pub(crate) transaction_pooler: Option<bool>,
     pub(crate) shutdown_timeout: Option<Duration>,
 }
 

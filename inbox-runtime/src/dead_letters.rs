@@ -29,10 +29,7 @@ pub fn dead_letters<P: IntoStore + Clone>(pool: &P) -> DeadLetters {
 
 /// The tables beside the inbox in the database of that pool.
 pub(crate) fn records<P: IntoStore + Clone>(pool: &P) -> Arc<dyn Records> {
-    let settings = StoreSettings {
-        lock_wait: std::time::Duration::from_secs(1),
-    };
-    pool.clone().into_store(settings).records()
+    pool.clone().into_store(StoreSettings::default()).records()
 }
 
 /// The dead letters of a database. Made by [`dead_letters`].

@@ -103,6 +103,8 @@ pub mod __private {
     };
 
     // Mentioned by the traits behind the types above.
+    #[cfg(feature = "postgres")]
+    pub use crate::store::postgres::{PostgresSession, PostgresStore};
     #[cfg(feature = "sqlite")]
     pub use crate::store::sqlite::{SqliteSession, SqliteStore};
     pub use crate::{

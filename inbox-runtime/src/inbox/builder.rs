@@ -49,6 +49,7 @@ pub struct InboxBuilder {
     pub(super) migrate: Option<Migrate>,
     pub(super) ack_wait: Option<Duration>,
     pub(super) lock_wait: Option<Duration>,
+    pub(super) transaction_pooler: bool,
     pub(super) shutdown_timeout: Option<Duration>,
     pub(super) shutdown: Option<Signal>,
     pub(super) abort: Option<Signal>,
@@ -129,6 +130,16 @@ impl InboxBuilder {
     /// that is given by [`store`](Self::store) keeps its own `busy_timeout`.
     pub fn lock_wait(mut self, lock_wait: Duration) -> Self {
         self.lock_wait = Some(lock_wait);
+        self
+    }
+
+    /// Says that a transaction-pooling proxy (PgBouncer) stands before PostgreSQL, as `INBOX_TRANSACTION_POOLER` does.
+    ///
+    /// Then nothing is set on a connection beyond a transaction, and a commit doesn't open the next transaction. A handler
+    /// that ends its transaction is still found out, but what it writes afterwards is committed by itself. A pool that is
+    /// given by [`store`](Self::store) must have `statement_cache_capacity(0)`.
+    pub fn transaction_pooler(mut self) -> Self {
+        self.transaction_pooler = true;
         self
     }
 

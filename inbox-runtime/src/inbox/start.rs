@@ -42,14 +42,17 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
     let mut problems = Vec::new();
     let config = Config::from_env(&mut problems);
     let migrate = builder.migrate.or(config.migrate).unwrap_or_default();
-    let settings = StoreSettings {
-        lock_wait: builder.lock_wait.or(config.lock_wait).unwrap_or(Duration::from_secs(1)),
-    };
+    let settings = settings(&builder, &config);
     let plan = plan(&mut builder, &config, problems)?;
 
     let mut databases = Vec::new();
     for (kind, origin) in plan.databases {
-        databases.push(connect(&*kind, origin, settings).await?);
+        let database = connect(&*kind, origin, settings).await?;
+        if let Some(connections) = kind.max_connections(&database.store) {
+            let ours = plan.entries.iter().filter(|entry| entry.store() == kind.store());
+            check::connections(kind.name(), connections, ours.map(|entry| entry.meta()))?;
+        }
+        databases.push(database);
     }
     if let Some(records) = builder.dead_letters.take() {
         let records = records(settings);
@@ -114,6 +117,15 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
         abort: builder.abort,
         next: 0,
     })
+}
+
+fn settings(builder: &InboxBuilder, config: &Config) -> StoreSettings {
+    let default = StoreSettings::default();
+    StoreSettings {
+        lock_wait: builder.lock_wait.or(config.lock_wait).unwrap_or(default.lock_wait),
+        pool_size: config.pool_size.unwrap_or(default.pool_size),
+        transaction_pooler: builder.transaction_pooler || config.transaction_pooler.unwrap_or_default(),
+    }
 }
 
 /// Decides what is to run on what, or lists everything that keeps it from running.

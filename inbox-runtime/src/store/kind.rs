@@ -49,11 +49,14 @@ pub(crate) trait Kind {
     fn entries(&self) -> Vec<Box<dyn Entry>>;
     fn connect<'a>(&self, url: &'a str, settings: StoreSettings) -> BoxFuture<'a, Result<AnyStore, ConnectError>>;
     fn records(&self, store: &AnyStore) -> Option<Arc<dyn Records>>;
+    fn max_connections(&self, store: &AnyStore) -> Option<u32>;
 }
 
 /// Every kind that is compiled in; a line for each.
 pub(crate) fn kinds() -> Vec<Box<dyn Kind>> {
     vec![
+        #[cfg(feature = "postgres")]
+        Box::new(Of::<super::postgres::PostgresStore>(PhantomData)),
         #[cfg(feature = "sqlite")]
         Box::new(Of::<super::sqlite::SqliteStore>(PhantomData)),
         Box::new(Of::<Detached>(PhantomData)),
@@ -100,6 +103,10 @@ impl<S: Store> Kind for Of<S> {
 
     fn records(&self, store: &AnyStore) -> Option<Arc<dyn Records>> {
         Some(store.downcast_ref::<S>()?.records())
+    }
+
+    fn max_connections(&self, store: &AnyStore) -> Option<u32> {
+        store.downcast_ref::<S>()?.max_connections()
     }
 }
 

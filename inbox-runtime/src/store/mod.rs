@@ -6,10 +6,16 @@ use crate::{outcome::DatabaseFault, registry::Registration};
 
 pub(crate) mod detached;
 pub(crate) mod kind;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod migrate;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 mod records;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod tables;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod transaction;
 
 pub use records::{AttemptKey, Attempts, DeadLetter, DeadLetterStatus, NewDeadLetter, Reason};
@@ -59,6 +65,11 @@ pub trait Store: Clone + Send + Sync + Sized + 'static {
     /// A session, proved to be alive.
     fn session(&self) -> impl Future<Output = Result<Self::Session, StoreError>> + Send;
 
+    /// How many connections its pool may have, where each worker that has messages holds one.
+    fn max_connections(&self) -> Option<u32> {
+        None
+    }
+
     /// The tables for attempts and dead letters.
     fn records(&self) -> Arc<dyn Records>;
 
@@ -71,9 +82,24 @@ pub trait Store: Clone + Send + Sync + Sized + 'static {
 
 /// What a store must know besides its database.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct StoreSettings {
-    /// How long a claim waits for another transaction's lock.
+    /// How long a claim waits for another transaction's lock (default 1 s).
     pub lock_wait: Duration,
+    /// How many connections a pool that the runtime makes may have (default 10).
+    pub pool_size: u32,
+    /// Whether a transaction-pooling proxy stands before the database, which shares its connections among programs.
+    pub transaction_pooler: bool,
+}
+
+impl Default for StoreSettings {
+    fn default() -> Self {
+        Self {
+            lock_wait: Duration::from_secs(1),
+            pool_size: 10,
+            transaction_pooler: false,
+        }
+    }
 }
 
 /// A pool that a program hands to the runtime.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use sqlx::{
-    Sqlite, SqliteConnection, SqlitePool,
+    Row, Sqlite, SqliteConnection, SqlitePool,
     pool::PoolConnection,
     sqlite::{SqliteConnectOptions, SqlitePoolOptions},
 };
@@ -59,6 +59,25 @@ impl SqliteStore {
             .await
             .map_err(unavailable)?;
         Ok(Writer { conn, _turn: turn })
+    }
+}
+
+impl SqliteStore {
+    async fn describe(&self) -> Result<String, StoreError> {
+        let row = sqlx::query("SELECT sqlite_version(), (SELECT journal_mode FROM pragma_journal_mode)")
+            .fetch_one(&self.pool)
+            .await
+            .map_err(unavailable)?;
+        let (version, journal): (String, String) = row
+            .try_get(0)
+            .and_then(|version| Ok((version, row.try_get(1)?)))
+            .map_err(unavailable)?;
+        Ok(format!("SQLite {version} (journal_mode {journal})"))
+    }
+
+    #[allow(clippy::unnecessary_wraps, reason = "of the shape that other databases have")]
+    fn file(&self) -> Option<PathBuf> {
+        Some(resolve(self.pool.connect_options().get_filename()))
     }
 }
 

@@ -1,0 +1,118 @@
+//! What making and checking the inbox's tables has in common on every database.
+
+use sqlx::{
+    SqlSafeStr,
+    migrate::{Migration, MigrationType, Migrator},
+};
+
+use super::MigrateError;
+
+/// Our own bookkeeping: in sqlx's default table our versions and those of the program would collide.
+const BOOKKEEPING: &str = "_inbox_migrations";
+
+/// Every table with its columns, by which a table of the same name that isn't ours is recognised.
+const TABLES: [(&str, &[&str]); 3] = [
+    (
+        "inbox_events",
+        &["consumer_group", "message_id", "fingerprint", "processed_at"],
+    ),
+    (
+        "inbox_attempts",
+        &[
+            "consumer_group",
+            "handler",
+            "position",
+            "attempts",
+            "first_at",
+            "last_at",
+            "last_error",
+        ],
+    ),
+    (
+        "inbox_dead_letters",
+        &[
+            "id",
+            "consumer_group",
+            "handler",
+            "position",
+            "subject",
+            "message_id",
+            "headers",
+            "payload",
+            "published_at",
+            "reason",
+            "error",
+            "attempts",
+            "first_failed_at",
+            "dead_at",
+            "replay_at",
+        ],
+    ),
+];
+
+/// A connection that tells what a table looks like.
+pub(crate) trait Schema: Send {
+    /// The names of a table's columns; none if there is no such table.
+    fn columns(&mut self, table: &str) -> impl Future<Output = sqlx::Result<Vec<String>>> + Send;
+}
+
+/// Makes the tables, inside a transaction that keeps others from making them at the same time.
+pub(crate) async fn make<C>(conn: &mut C, inbox: &'static str) -> Result<(), MigrateError>
+where
+    C: Schema + sqlx::migrate::Migrate,
+{
+    // A table of one of our names that we haven't made would make the migration fail with less to say.
+    if columns(conn, BOOKKEEPING).await?.is_empty() {
+        for (table, wanted) in TABLES {
+            let found = columns(conn, table).await?;
+            if !found.is_empty() {
+                return Err(foreign(table, wanted, &found));
+            }
+        }
+    }
+    let mut migrator = Migrator::with_migrations(vec![Migration::new(
+        1,
+        "inbox".into(),
+        MigrationType::Simple,
+        inbox.into_sql_str(),
+        false,
+    )]);
+    // A newer version of this crate may have been here before, in a rolling upgrade. The lock is ours.
+    migrator.set_ignore_missing(true).set_locking(false);
+    migrator.dangerous_set_table_name(BOOKKEEPING);
+    migrator
+        .run_direct(None, conn, false)
+        .await
+        .map_err(|error| MigrateError::Failed(Box::new(error)))
+}
+
+/// Checks that every table is there and ours.
+pub(crate) async fn check(conn: &mut impl Schema) -> Result<(), MigrateError> {
+    for (table, wanted) in TABLES {
+        let found = columns(conn, table).await?;
+        if found.is_empty() {
+            return Err(MigrateError::Shape(format!(
+                "the table `{table}` is missing; start once with INBOX_MIGRATE=auto, or call `inbox_runtime::migrate`"
+            )));
+        }
+        if !wanted.iter().all(|column| found.iter().any(|name| name == column)) {
+            return Err(foreign(table, wanted, &found));
+        }
+    }
+    Ok(())
+}
+
+async fn columns(conn: &mut impl Schema, table: &str) -> Result<Vec<String>, MigrateError> {
+    conn.columns(table)
+        .await
+        .map_err(|error| MigrateError::Unavailable(Box::new(error)))
+}
+
+fn foreign(table: &str, wanted: &[&str], found: &[String]) -> MigrateError {
+    MigrateError::Shape(format!(
+        "there is a table `{table}` that is not the inbox's: it has the columns {}, the inbox's has {}; rename it, or \
+         give the inbox a database or a schema of its own",
+        found.join(", "),
+        wanted.join(", ")
+    ))
+}

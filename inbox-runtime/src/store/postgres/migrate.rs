@@ -1,0 +1,95 @@
+//! The tables of the inbox in a PostgreSQL database: made in one transaction of ours, or looked for.
+
+use sqlx::{PgConnection, PgPool, Postgres, Row};
+
+use super::trouble;
+use crate::store::{
+    Migrate, MigrateError,
+    migrate::{self, Schema},
+    transaction,
+};
+
+/// The first version that has `xid8`.
+const OLDEST_SERVER: i32 = 130_000;
+
+/// Makes or checks the tables.
+pub(super) async fn migrate(pool: &PgPool, mode: Migrate) -> Result<(), MigrateError> {
+    let mut conn = pool.acquire().await.map_err(failed)?;
+    refuse_settings(&mut conn).await?;
+    match mode {
+        Migrate::Off => return Ok(()),
+        Migrate::Check => {}
+        Migrate::Auto => {
+            transaction::begin::<Postgres>(&mut conn, "BEGIN READ WRITE")
+                .await
+                .map_err(failed)?;
+            let made = make(&mut conn).await;
+            match &made {
+                Ok(()) => transaction::commit::<Postgres>(&mut conn).await.map_err(failed)?,
+                Err(_) => transaction::rollback::<Postgres>(&mut conn).await.map_err(failed)?,
+            }
+            made?;
+        }
+    }
+    migrate::check(&mut *conn).await
+}
+
+/// What would break the guarantee, or every statement.
+async fn refuse_settings(conn: &mut PgConnection) -> Result<(), MigrateError> {
+    let row = sqlx::query(
+        "SELECT current_setting('server_version_num')::int, current_setting('synchronous_commit'), current_schema()",
+    )
+    .fetch_one(conn)
+    .await
+    .map_err(failed)?;
+    let (version, synchronous, schema): (i32, String, Option<String>) = row
+        .try_get(0)
+        .and_then(|version| Ok((version, row.try_get(1)?, row.try_get(2)?)))
+        .map_err(failed)?;
+    if version < OLDEST_SERVER {
+        return Err(MigrateError::Shape(format!(
+            "PostgreSQL 13 or newer is needed; the server is {}",
+            version / 10_000
+        )));
+    }
+    if synchronous == "off" {
+        return Err(MigrateError::Shape(
+            "synchronous_commit is off, so a crash of the server forgets commits whose messages were acknowledged; set it \\
+             to on for this database or role"
+                .to_owned(),
+        ));
+    }
+    if schema.is_none() {
+        return Err(MigrateError::Shape(
+            "the connection's search_path names no schema that exists; the inbox's tables are made in the first that does"
+                .to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+async fn make(conn: &mut PgConnection) -> Result<(), MigrateError> {
+    // One program at a time: `IF NOT EXISTS` fails when two make the same table at once. The lock ends with the
+    // transaction, so it holds behind a pooler too. The number is the inbox's own, taken at random.
+    sqlx::query("SELECT pg_advisory_xact_lock(7300182549962142721)")
+        .execute(&mut *conn)
+        .await
+        .map_err(failed)?;
+    migrate::make(conn, include_str!("../../../migrations/postgres/0001_inbox.sql")).await
+}
+
+impl Schema for PgConnection {
+    async fn columns(&mut self, table: &str) -> sqlx::Result<Vec<String>> {
+        sqlx::query_scalar(
+            "SELECT column_name::text FROM information_schema.columns \
+             WHERE table_schema = current_schema() AND table_name = $1 ORDER BY ordinal_position",
+        )
+        .bind(table)
+        .fetch_all(self)
+        .await
+    }
+}
+
+fn failed(error: sqlx::Error) -> MigrateError {
+    MigrateError::Unavailable(Box::new(trouble(error)))
+}

@@ -1,0 +1,14 @@
+//! Attempts and dead letters on PostgreSQL.
+
+use sqlx::{Postgres, postgres::PgRow};
+
+use super::{PostgresStore, Writer, trouble, unavailable};
+
+crate::store::tables::records! {
+    PostgresRecords(PostgresStore), Postgres, PgRow,
+    begin: "BEGIN READ WRITE",
+    now: "clock_timestamp()",
+    later: ["clock_timestamp() + ", " * interval '1 millisecond'"],
+    time: ["to_timestamp(", "::float8 / 1000)"],
+    millis: ["(extract(epoch FROM ", ") * 1000)::bigint"],
+}
