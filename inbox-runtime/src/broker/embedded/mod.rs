@@ -16,9 +16,10 @@ use std::{
     time::Duration,
 };
 
+use sqlx::Connection;
 use tokio::sync::{Notify, OnceCell};
 
-use self::{clock::Clock, config::Place, db::Db, db::failed, take::Durable};
+use self::{clock::Clock, config::Place, db::Db, take::Durable};
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
     delivery::Message,
@@ -31,6 +32,7 @@ mod clock;
 mod config;
 mod db;
 mod info;
+mod link;
 mod source;
 mod take;
 
@@ -135,19 +137,21 @@ impl Embedded {
         let headers = serde_json::to_vec(&message.headers)
             .map_err(|error| BrokerError::Invalid(format!("the headers can't be stored: {error}")))?;
         let db = self.shared.db().await?;
-        let writing = db.gate.lock().await;
+        let mut writing = db.durable().await?;
         let inserted =
             sqlx::query("INSERT INTO messages (subject, published_at, headers, payload) VALUES (?, ?, ?, ?)")
                 .bind(message.subject)
                 .bind(self.shared.clock.now())
                 .bind(headers)
                 .bind(message.payload.as_deref())
-                .execute(&db.durable)
-                .await
-                .map_err(failed("publish to", &self.shared.place))?;
-        drop(writing);
+                .execute(&mut *writing)
+                .await;
+        let inserted = writing.done("publish to", inserted)?;
         self.shared.wake.notify_waiters();
-        Ok(Published::new(take::position(&db.instance, inserted.last_insert_rowid())))
+        Ok(Published::new(take::position(
+            &db.instance,
+            inserted.last_insert_rowid(),
+        )))
     }
 
     /// How far the durable consumer of `group` and `subject` (exactly as it subscribed) has come; `None` if nobody has
@@ -195,10 +199,9 @@ impl Embedded {
 
     /// Finds or makes the durables of `subscriptions`, all or none.
     async fn durables(&self, subscriptions: &[Subscription]) -> Result<Vec<Opened>, BrokerError> {
-        let db = self.shared.db().await?;
-        let _writing = db.gate.lock().await;
+        let mut writing = self.shared.db().await?.durable().await?;
         let transaction = async {
-            let mut tx = db.durable.begin_with("BEGIN IMMEDIATE").await?;
+            let mut tx = writing.begin_with("BEGIN IMMEDIATE").await?;
             let mut opened = Vec::with_capacity(subscriptions.len());
             for subscription in subscriptions {
                 opened.push(open_durable(&mut tx, subscription).await?);
@@ -206,7 +209,8 @@ impl Embedded {
             tx.commit().await?;
             Ok(opened)
         };
-        transaction.await.map_err(failed("subscribe to", &self.shared.place))
+        let opened = transaction.await;
+        writing.done("subscribe to", opened)
     }
 }
 
@@ -252,12 +256,16 @@ impl Broker for Embedded {
     type Source = EmbeddedSource;
 
     async fn describe(&self) -> Result<String, BrokerError> {
-        let db = self.shared.db().await?;
-        let sqlite: String = sqlx::query_scalar("SELECT sqlite_version()")
-            .fetch_one(&db.relaxed)
-            .await
-            .map_err(failed("read", &self.shared.place))?;
-        Ok(format!("embedded {} ({}, SQLite {sqlite})", env!("CARGO_PKG_VERSION"), self.shared.place))
+        let mut reading = self.shared.db().await?.reading().await?;
+        let sqlite = sqlx::query_scalar("SELECT sqlite_version()")
+            .fetch_one(&mut *reading)
+            .await;
+        let sqlite: String = reading.done("read", sqlite)?;
+        Ok(format!(
+            "embedded {} ({}, SQLite {sqlite})",
+            env!("CARGO_PKG_VERSION"),
+            self.shared.place
+        ))
     }
 
     async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
@@ -267,14 +275,20 @@ impl Broker for Embedded {
         }
         let opened = self.durables(&subscriptions).await?;
         let source = |(subscription, opened): (Subscription, Opened)| {
-            let Subscription { group, subject, start, .. } = subscription;
+            let Subscription {
+                group, subject, start, ..
+            } = subscription;
             if opened.made {
                 let (start, position) = (start.as_str(), opened.position);
                 tracing::info!(group, subject, start, position, "a new durable consumer begins");
             } else {
                 tracing::debug!(group, subject, position = opened.position, "a durable consumer goes on");
             }
-            let durable = Durable { id: opened.id, group, subject };
+            let durable = Durable {
+                id: opened.id,
+                group,
+                subject,
+            };
             EmbeddedSource::new(Arc::clone(&self.shared), durable, opened.ack_wait)
         };
         Ok(subscriptions.into_iter().zip(opened).map(source).collect())
