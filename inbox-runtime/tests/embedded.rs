@@ -912,6 +912,24 @@ async fn f51_a_broken_file_is_an_error_of_each_pull_and_the_source_survives_it()
 }
 
 #[tokio::test]
+async fn f51_a_transaction_that_the_database_ends_does_not_spoil_the_broker() {
+    let (_dir, path) = file();
+    let broker = Embedded::file(&path);
+    let mut source = source(&broker, "g", "a").await;
+    publish(&broker, "a", ["x"]).await;
+    // What SQLite does by itself when the disk is full.
+    let mut vandal = raw(&path).await;
+    let trigger = "CREATE TRIGGER vandal BEFORE INSERT ON pending BEGIN SELECT RAISE(ROLLBACK, 'full'); END";
+    sqlx::raw_sql(trigger).execute(&mut vandal).await.unwrap();
+    for _ in 0..3 {
+        assert!(source.pull(1, SECOND).await.is_err());
+    }
+    sqlx::raw_sql("DROP TRIGGER vandal").execute(&mut vandal).await.unwrap();
+    one(&mut source).await.1.ack().await.unwrap();
+    assert_eq!(counts(&broker, "g", "a").await, (0, 0, 1));
+}
+
+#[tokio::test]
 async fn f51_a_delivery_that_can_never_be_had_is_no_hot_loop() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path);
