@@ -2,12 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sqlx::SqlitePool;
+use sqlx::SqliteConnection;
 
 use super::{
     Shared,
     clock::millis,
-    db::failed,
     take::{Durable, position},
 };
 use crate::broker::{BrokerError, Lease};
@@ -33,43 +32,44 @@ impl EmbeddedLease {
     }
 
     /// Deletes the pending row, whosever it is by now: the work is done. Returns whether it was there.
-    async fn settle(&self, pool: &SqlitePool) -> Result<bool, BrokerError> {
+    async fn settle(&self, connection: &mut SqliteConnection) -> Result<bool, sqlx::Error> {
         let deleted = sqlx::query("DELETE FROM pending WHERE consumer = ? AND seq = ?")
             .bind(self.durable.id)
             .bind(self.seq)
-            .execute(pool)
-            .await
-            .map_err(failed("acknowledge a message to", &self.shared.place))?;
+            .execute(connection)
+            .await?;
         Ok(deleted.rows_affected() > 0)
+    }
+
+    async fn settle_durably(&self, connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+        if !self.settle(connection).await? {
+            // An earlier ack deleted the row and may not be on the disk yet: any synced write takes it along.
+            sqlx::query("UPDATE consumers SET acked = acked WHERE id = ?")
+                .bind(self.durable.id)
+                .execute(connection)
+                .await?;
+        }
+        Ok(())
     }
 }
 
 impl Lease for EmbeddedLease {
     async fn ack(&self) -> Result<(), BrokerError> {
-        let db = self.shared.db().await?;
-        let _writing = db.gate.lock().await;
         // Not synced: an ack that a power failure undoes means a redelivery, as an ack that is lost on a network does.
-        self.settle(&db.relaxed).await?;
+        let mut writing = self.shared.db().await?.relaxed().await?;
+        let settled = self.settle(&mut writing).await;
+        writing.done("acknowledge a message to", settled)?;
         Ok(())
     }
 
     async fn ack_confirmed(&self) -> Result<(), BrokerError> {
-        let db = self.shared.db().await?;
-        let _writing = db.gate.lock().await;
-        if !self.settle(&db.durable).await? {
-            // An earlier ack deleted the row and may not be on the disk yet: any synced write takes it along.
-            sqlx::query("UPDATE consumers SET acked = acked WHERE id = ?")
-                .bind(self.durable.id)
-                .execute(&db.durable)
-                .await
-                .map_err(failed("acknowledge a message to", &self.shared.place))?;
-        }
-        Ok(())
+        let mut writing = self.shared.db().await?.durable().await?;
+        let settled = self.settle_durably(&mut writing).await;
+        writing.done("acknowledge a message to", settled)
     }
 
     async fn nak(&self, delay: Duration) -> Result<(), BrokerError> {
-        let db = self.shared.db().await?;
-        let writing = db.gate.lock().await;
+        let mut writing = self.shared.db().await?.relaxed().await?;
         let now = self.shared.clock.now();
         let updated = sqlx::query(
             "UPDATE pending SET taken_at = ?, visible_at = ? WHERE consumer = ? AND seq = ? AND delivery_count = ?",
@@ -79,10 +79,9 @@ impl Lease for EmbeddedLease {
         .bind(self.durable.id)
         .bind(self.seq)
         .bind(self.count)
-        .execute(&db.relaxed)
-        .await
-        .map_err(failed("give a message back to", &self.shared.place))?;
-        drop(writing);
+        .execute(&mut *writing)
+        .await;
+        let updated = writing.done("give a message back to", updated)?;
         if updated.rows_affected() > 0 {
             self.shared.wake.notify_waiters();
         }
@@ -103,8 +102,7 @@ impl Lease for EmbeddedLease {
 
 /// Lets a lease begin anew, by the durable's ack-wait of now. Returns whether it still was the one of delivery `count`.
 pub(super) async fn renew(shared: &Shared, durable: &Durable, seq: i64, count: i64) -> Result<bool, BrokerError> {
-    let db = shared.db().await?;
-    let _writing = db.gate.lock().await;
+    let mut writing = shared.db().await?.relaxed().await?;
     let renewed = sqlx::query(
         "UPDATE pending SET taken_at = ?1, visible_at = ?1 + (SELECT ack_wait FROM consumers WHERE id = ?2) \
          WHERE consumer = ?2 AND seq = ?3 AND delivery_count = ?4",
@@ -113,17 +111,16 @@ pub(super) async fn renew(shared: &Shared, durable: &Durable, seq: i64, count: i
     .bind(durable.id)
     .bind(seq)
     .bind(count)
-    .execute(&db.relaxed)
-    .await
-    .map_err(failed("prolong a lease of", &shared.place))?;
+    .execute(&mut *writing)
+    .await;
+    let renewed = writing.done("prolong a lease of", renewed)?;
     Ok(renewed.rows_affected() > 0)
 }
 
 /// Gives back a delivery that was leased and never handed over, as if it hadn't been.
 pub(super) async fn release(shared: &Shared, durable: &Durable, seq: i64, count: i64) -> Result<(), BrokerError> {
-    let db = shared.db().await?;
-    let writing = db.gate.lock().await;
-    sqlx::query(
+    let mut writing = shared.db().await?.relaxed().await?;
+    let released = sqlx::query(
         "UPDATE pending SET taken_at = ?1, visible_at = ?1, delivery_count = delivery_count - 1 \
          WHERE consumer = ?2 AND seq = ?3 AND delivery_count = ?4",
     )
@@ -131,10 +128,9 @@ pub(super) async fn release(shared: &Shared, durable: &Durable, seq: i64, count:
     .bind(durable.id)
     .bind(seq)
     .bind(count)
-    .execute(&db.relaxed)
-    .await
-    .map_err(failed("give a message back to", &shared.place))?;
-    drop(writing);
+    .execute(&mut *writing)
+    .await;
+    writing.done("give a message back to", released)?;
     shared.wake.notify_waiters();
     Ok(())
 }

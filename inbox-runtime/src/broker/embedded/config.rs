@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use sqlx::sqlite::{SqliteConnectOptions, SqliteSynchronous};
+use sqlx::{
+    ConnectOptions,
+    sqlite::{SqliteConnectOptions, SqliteSynchronous},
+};
 
 /// What marks a SQLite file as ours, in its header; `IBX1` in ASCII.
 pub(super) const APPLICATION_ID: i64 = 0x4942_5831;
@@ -21,8 +24,6 @@ pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) const SCAN: i64 = 4096;
 /// The longest ack-wait in milliseconds: a time from now plus this fits a column.
 pub(super) const MAX_ACK_WAIT: i64 = i64::MAX / 4;
-/// The connections that needn't survive a power failure; most of them read, since SQLite has one writer at a time.
-pub(super) const RELAXED_CONNECTIONS: u32 = 3;
 
 /// Where the messages are kept.
 #[derive(Clone, Debug)]
@@ -48,6 +49,8 @@ impl Place {
     /// The options of a connection; `durable` ones have a commit on the disk when it returns.
     pub(super) fn options(&self, durable: bool) -> SqliteConnectOptions {
         let options = SqliteConnectOptions::new()
+            // A waiting pull asks 25 times a second; a log of that helps nobody.
+            .disable_statement_logging()
             .busy_timeout(BUSY_TIMEOUT)
             .synchronous(if durable {
                 SqliteSynchronous::Full

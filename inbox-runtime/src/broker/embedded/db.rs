@@ -1,26 +1,28 @@
-//! The broker's database: opening and making it, and the connections to it.
+//! The broker's database: opening it, making it, and identifying what is in the file.
 
 use std::time::Duration;
 
-use sqlx::{
-    Connection, SqliteConnection, SqlitePool,
-    sqlite::{SqliteConnectOptions, SqlitePoolOptions},
-};
+use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tokio::{sync::Mutex, time::Instant};
 
-use super::config::{APPLICATION_ID, BUSY_TIMEOUT, Place, RELAXED_CONNECTIONS, SCHEMA_VERSION};
+use super::{
+    config::{APPLICATION_ID, BUSY_TIMEOUT, Place, SCHEMA_VERSION},
+    link::{Held, Link, failed},
+};
 use crate::broker::BrokerError;
 
-/// The open database.
+/// The open database: one connection for each kind of work, held for good. A pool would ask each connection whether it
+/// lives whenever it comes back, which is as long as the work; and a database in memory ends with its connection.
 #[derive(Debug)]
 pub(super) struct Db {
-    /// For what must be on the disk when it returns.
-    pub(super) durable: SqlitePool,
-    /// For reads, and for what a power failure may undo at the price of a redelivery.
-    pub(super) relaxed: SqlitePool,
+    /// For what must be on the disk when it returns; for everything in memory.
+    durable: Link,
+    /// For writes that a power failure may undo, at the price of a redelivery.
+    relaxed: Option<Link>,
+    reading: Option<Link>,
     /// Held while this process writes. SQLite's own waiting is a sleep that grows, so that whoever comes often wins and
     /// the others starve; this queue is fair.
-    pub(super) gate: Mutex<()>,
+    gate: Mutex<()>,
     /// The id that the database was given when it was made.
     pub(super) instance: String,
 }
@@ -28,68 +30,55 @@ pub(super) struct Db {
 impl Db {
     /// Opens the database at `place`, and makes it if it is missing.
     pub(super) async fn open(place: &Place) -> Result<Self, BrokerError> {
-        match place {
-            Place::Memory => Self::open_memory(place).await,
-            Place::File { .. } => Self::open_file(place).await,
-        }
-    }
-
-    async fn open_memory(place: &Place) -> Result<Self, BrokerError> {
-        // The database lives as long as its one connection.
-        let pool = SqlitePoolOptions::new()
-            .max_connections(1)
-            .min_connections(1)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            .test_before_acquire(false)
-            .connect_lazy_with(place.options(false));
-        let mut connection = pool.acquire().await.map_err(failed("open", place))?;
-        let instance = prepare(&mut connection, place)
-            .await
-            .map_err(|e| e.into_broker(place))?;
-        drop(connection);
+        let (connection, instance) = open(place).await?;
+        let link = |durable| Some(Link::new(place, durable));
+        let (relaxed, reading) = match place {
+            Place::Memory => (None, None),
+            Place::File { .. } => (link(false), link(false)),
+        };
         Ok(Self {
-            durable: pool.clone(),
-            relaxed: pool,
+            durable: Link::open(place, connection),
+            relaxed,
+            reading,
             gate: Mutex::new(()),
             instance,
         })
     }
 
-    async fn open_file(place: &Place) -> Result<Self, BrokerError> {
-        let options = place.options(true).create_if_missing(true);
-        let deadline = Instant::now() + BUSY_TIMEOUT;
-        let mut pause = Duration::from_millis(2);
-        let instance = loop {
-            match prepare_file(&options, place).await {
-                Ok(instance) => break instance,
-                // SQLite doesn't wait where waiting could be a deadlock, as in the change to WAL; several processes that
-                // open a new file at once do get there.
-                Err(OpenError::Sql(error)) if is_busy(&error) && Instant::now() < deadline => {
-                    tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
-                    pause = (pause * 2).min(Duration::from_millis(100));
-                }
-                Err(error) => return Err(error.into_broker(place)),
-            }
-        };
-        let pool = |connections, durable| {
-            SqlitePoolOptions::new()
-                .max_connections(connections)
-                .test_before_acquire(false)
-                .connect_lazy_with(place.options(durable))
-        };
-        Ok(Self {
-            durable: pool(1, true),
-            relaxed: pool(RELAXED_CONNECTIONS, false),
-            gate: Mutex::new(()),
-            instance,
-        })
+    /// The connection whose writes are on the disk when they return.
+    pub(super) async fn durable(&self) -> Result<Held<'_>, BrokerError> {
+        let gate = self.gate.lock().await;
+        self.durable.hold(Some(gate)).await
+    }
+
+    /// The connection whose writes needn't survive a power failure.
+    pub(super) async fn relaxed(&self) -> Result<Held<'_>, BrokerError> {
+        let gate = self.gate.lock().await;
+        self.relaxed.as_ref().unwrap_or(&self.durable).hold(Some(gate)).await
+    }
+
+    /// The connection that reads, which waits for no writer.
+    pub(super) async fn reading(&self) -> Result<Held<'_>, BrokerError> {
+        self.reading.as_ref().unwrap_or(&self.durable).hold(None).await
     }
 }
 
-/// What to say when doing `what` failed, for `map_err`.
-pub(super) fn failed<'a>(what: &'a str, place: &'a Place) -> impl FnOnce(sqlx::Error) -> BrokerError + 'a {
-    move |error| BrokerError::unavailable(format!("could not {what} the embedded broker ({place})"), error)
+async fn open(place: &Place) -> Result<(SqliteConnection, String), BrokerError> {
+    let options = place.options(true).create_if_missing(true);
+    let deadline = Instant::now() + BUSY_TIMEOUT;
+    let mut pause = Duration::from_millis(2);
+    loop {
+        match try_open(&options, place).await {
+            Ok(opened) => return Ok(opened),
+            // SQLite doesn't wait where waiting could be a deadlock, as in the change to WAL; several processes that
+            // open a new file at once do get there.
+            Err(OpenError::Sql(error)) if is_busy(&error) && Instant::now() < deadline => {
+                tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+                pause = (pause * 2).min(Duration::from_millis(100));
+            }
+            Err(error) => return Err(error.into_broker(place)),
+        }
+    }
 }
 
 enum OpenError {
@@ -128,17 +117,19 @@ fn is_busy(error: &sqlx::Error) -> bool {
     code(error) == Some(SQLITE_BUSY)
 }
 
-async fn prepare_file(options: &SqliteConnectOptions, place: &Place) -> Result<String, OpenError> {
+async fn try_open(options: &SqliteConnectOptions, place: &Place) -> Result<(SqliteConnection, String), OpenError> {
     let mut connection = SqliteConnection::connect_with(options).await?;
     let instance = prepare(&mut connection, place).await?;
-    let mode: String = sqlx::query_scalar("PRAGMA journal_mode = WAL")
-        .fetch_one(&mut connection)
-        .await?;
-    if mode != "wal" {
-        tracing::warn!(%place, mode, "the file system allows no write-ahead log; the embedded broker is slower without");
+    if matches!(place, Place::File { .. }) {
+        // Not before the file is known to be ours: the mode stays with it.
+        let mode: String = sqlx::query_scalar("PRAGMA journal_mode = WAL")
+            .fetch_one(&mut connection)
+            .await?;
+        if mode != "wal" {
+            tracing::warn!(%place, mode, "the file system allows no write-ahead log; the embedded broker is slower without");
+        }
     }
-    connection.close().await?;
-    Ok(instance)
+    Ok((connection, instance))
 }
 
 /// Makes the tables if there is nothing yet, and returns the database's id.

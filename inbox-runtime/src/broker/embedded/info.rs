@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use sqlx::Row;
+use sqlx::{Row, sqlite::SqliteRow};
 
-use super::{Shared, clock::until, db::failed};
+use super::{Shared, clock::until};
 use crate::broker::{BrokerError, subject};
 
 /// How far a durable consumer has come.
@@ -41,7 +41,7 @@ impl ConsumerInfo {
 
 /// The consumers in the order of their names: all of them, or the one of `name`.
 pub(super) async fn consumers(shared: &Shared, name: Option<(&str, &str)>) -> Result<Vec<ConsumerInfo>, BrokerError> {
-    let db = shared.db().await?;
+    let mut reading = shared.db().await?.reading().await?;
     let read = async {
         // One statement, so that everything is of one moment. The pattern finds what the subject takes and possibly more.
         let rows = sqlx::query(
@@ -55,35 +55,41 @@ pub(super) async fn consumers(shared: &Shared, name: Option<(&str, &str)>) -> Re
         )
         .bind(name.map(|(group, _)| group))
         .bind(name.map(|(_, subject)| subject))
-        .fetch_all(&db.relaxed)
+        .fetch_all(&mut *reading)
         .await?;
-        let mut consumers: Vec<ConsumerInfo> = Vec::new();
-        for row in rows {
-            let (group, subject): (&str, &str) = (row.try_get("consumer_group")?, row.try_get("subject")?);
-            if consumers
-                .last()
-                .is_none_or(|last| last.group != group || last.subject != subject)
-            {
-                consumers.push(ConsumerInfo {
-                    group: group.to_owned(),
-                    subject: subject.to_owned(),
-                    ack_wait: until(row.try_get("ack_wait")?, 0),
-                    position: count(row.try_get("position")?),
-                    waiting: 0,
-                    ack_pending: count(row.try_get("ack_pending")?),
-                    acked: count(row.try_get("acked")?),
-                });
-            }
-            let waiting: Option<&str> = row.try_get("waiting_subject")?;
-            if let (Some(last), Some(waiting)) = (consumers.last_mut(), waiting)
-                && subject::matches(&last.subject, waiting)
-            {
-                last.waiting += count(row.try_get("waiting")?);
-            }
-        }
-        Ok(consumers)
+        collect(&rows)
     };
-    read.await.map_err(failed("read the consumers of", &shared.place))
+    let result = read.await;
+    reading.done("read the consumers of", result)
+}
+
+/// One row is a consumer and a subject that waits for it, or a consumer for which nothing waits.
+fn collect(rows: &[SqliteRow]) -> Result<Vec<ConsumerInfo>, sqlx::Error> {
+    let mut consumers: Vec<ConsumerInfo> = Vec::new();
+    for row in rows {
+        let (group, subject): (&str, &str) = (row.try_get("consumer_group")?, row.try_get("subject")?);
+        if consumers
+            .last()
+            .is_none_or(|last| last.group != group || last.subject != subject)
+        {
+            consumers.push(ConsumerInfo {
+                group: group.to_owned(),
+                subject: subject.to_owned(),
+                ack_wait: until(row.try_get("ack_wait")?, 0),
+                position: count(row.try_get("position")?),
+                waiting: 0,
+                ack_pending: count(row.try_get("ack_pending")?),
+                acked: count(row.try_get("acked")?),
+            });
+        }
+        let waiting: Option<&str> = row.try_get("waiting_subject")?;
+        if let (Some(last), Some(waiting)) = (consumers.last_mut(), waiting)
+            && subject::matches(&last.subject, waiting)
+        {
+            last.waiting += count(row.try_get("waiting")?);
+        }
+    }
+    Ok(consumers)
 }
 
 fn count(number: i64) -> u64 {

@@ -16,9 +16,10 @@ use std::{
     time::Duration,
 };
 
+use sqlx::Connection;
 use tokio::sync::{Notify, OnceCell};
 
-use self::{clock::Clock, config::Place, db::Db, db::failed, take::Durable};
+use self::{clock::Clock, config::Place, db::Db, take::Durable};
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
     delivery::Message,
@@ -31,6 +32,7 @@ mod clock;
 mod config;
 mod db;
 mod info;
+mod link;
 mod source;
 mod take;
 
@@ -135,17 +137,16 @@ impl Embedded {
         let headers = serde_json::to_vec(&message.headers)
             .map_err(|error| BrokerError::Invalid(format!("the headers can't be stored: {error}")))?;
         let db = self.shared.db().await?;
-        let writing = db.gate.lock().await;
+        let mut writing = db.durable().await?;
         let inserted =
             sqlx::query("INSERT INTO messages (subject, published_at, headers, payload) VALUES (?, ?, ?, ?)")
                 .bind(message.subject)
                 .bind(self.shared.clock.now())
                 .bind(headers)
                 .bind(message.payload.as_deref())
-                .execute(&db.durable)
-                .await
-                .map_err(failed("publish to", &self.shared.place))?;
-        drop(writing);
+                .execute(&mut *writing)
+                .await;
+        let inserted = writing.done("publish to", inserted)?;
         self.shared.wake.notify_waiters();
         Ok(Published::new(take::position(
             &db.instance,
@@ -198,10 +199,9 @@ impl Embedded {
 
     /// Finds or makes the durables of `subscriptions`, all or none.
     async fn durables(&self, subscriptions: &[Subscription]) -> Result<Vec<Opened>, BrokerError> {
-        let db = self.shared.db().await?;
-        let _writing = db.gate.lock().await;
+        let mut writing = self.shared.db().await?.durable().await?;
         let transaction = async {
-            let mut tx = db.durable.begin_with("BEGIN IMMEDIATE").await?;
+            let mut tx = writing.begin_with("BEGIN IMMEDIATE").await?;
             let mut opened = Vec::with_capacity(subscriptions.len());
             for subscription in subscriptions {
                 opened.push(open_durable(&mut tx, subscription).await?);
@@ -209,7 +209,8 @@ impl Embedded {
             tx.commit().await?;
             Ok(opened)
         };
-        transaction.await.map_err(failed("subscribe to", &self.shared.place))
+        let opened = transaction.await;
+        writing.done("subscribe to", opened)
     }
 }
 
@@ -255,11 +256,11 @@ impl Broker for Embedded {
     type Source = EmbeddedSource;
 
     async fn describe(&self) -> Result<String, BrokerError> {
-        let db = self.shared.db().await?;
-        let sqlite: String = sqlx::query_scalar("SELECT sqlite_version()")
-            .fetch_one(&db.relaxed)
-            .await
-            .map_err(failed("read", &self.shared.place))?;
+        let mut reading = self.shared.db().await?.reading().await?;
+        let sqlite = sqlx::query_scalar("SELECT sqlite_version()")
+            .fetch_one(&mut *reading)
+            .await;
+        let sqlite: String = reading.done("read", sqlite)?;
         Ok(format!(
             "embedded {} ({}, SQLite {sqlite})",
             env!("CARGO_PKG_VERSION"),

@@ -27,6 +27,8 @@ pub struct EmbeddedSource {
     /// The transaction that leases runs in a task of its own and its end is awaited here: a pull that is dropped while
     /// it runs leaves it to the next one. In the pull itself the deliveries would be leased to nobody.
     taking: Option<JoinHandle<Result<Found, BrokerError>>>,
+    /// Whether there was something the last time.
+    flowing: bool,
     /// What was leased and not handed over.
     ready: VecDeque<Taken>,
 }
@@ -38,6 +40,7 @@ impl EmbeddedSource {
             durable: Arc::new(durable),
             ack_wait,
             taking: None,
+            flowing: false,
             ready: VecDeque::new(),
         }
     }
@@ -49,7 +52,7 @@ impl EmbeddedSource {
         if !self.ready.is_empty() {
             return Ok(Duration::ZERO);
         }
-        let task = take(Arc::clone(&self.shared), Arc::clone(&self.durable), max);
+        let task = take(Arc::clone(&self.shared), Arc::clone(&self.durable), max, self.flowing);
         self.taking = Some(tokio::spawn(task));
         self.finish_taking().await
     }
@@ -63,6 +66,7 @@ impl EmbeddedSource {
         self.taking = None;
         let found = found.map_err(|error| BrokerError::unavailable("the task that takes messages ended", error))??;
         self.ack_wait = found.ack_wait;
+        self.flowing = !found.taken.is_empty();
         self.ready.extend(found.taken);
         Ok(found.pause)
     }

@@ -3,13 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
+use sqlx::{Connection, Row, SqliteConnection, sqlite::SqliteRow};
 
 use super::{
     Shared, clock,
     clock::until,
     config::{POLL, SCAN},
-    db::failed,
 };
 use crate::{
     broker::{BrokerError, subject},
@@ -72,6 +71,20 @@ impl State {
         })
     }
 
+    /// The result of a look that saw this and took `taken`.
+    fn found(&self, taken: Vec<Taken>, now: i64) -> Found {
+        // What is due and wasn't taken can't be had: its message is gone. Looking again at once would find it so for ever.
+        let pause = self
+            .visible_at
+            .filter(|&at| at > now)
+            .map_or(POLL, |at| until(at, now).min(POLL));
+        Found {
+            taken,
+            ack_wait: self.ack_wait,
+            pause,
+        }
+    }
+
     /// Whether there is something to take, or at least to look at.
     fn is_ready(&self, now: i64) -> bool {
         self.next.is_some() || self.has_due(now)
@@ -94,43 +107,44 @@ pub(super) struct Found {
     pub(super) pause: Duration,
 }
 
-/// Leases at most `max` deliveries, the oldest first and those that come again before new ones.
+/// Leases at most `max` deliveries, the oldest first and those that come again before new ones. Looks first whether
+/// there are any, if they are not `expected`: a look needs no lock, so that those who wait don't hinder those who write.
 ///
 /// Dropped half-way it may leave leases that nobody holds, so callers spawn it.
-pub(super) async fn take(shared: Arc<Shared>, durable: Arc<Durable>, max: usize) -> Result<Found, BrokerError> {
-    // A look first: it needs no lock, so that those who wait don't hinder those who write.
-    let state = look(&shared, &durable).await?;
-    let now = shared.clock.now();
-    let ready = state.is_ready(now);
-    let mut found = Found {
-        taken: Vec::new(),
-        ack_wait: state.ack_wait,
-        // If a ready one can't be had after all, another source was faster.
-        pause: state
-            .visible_at
-            .filter(|_| !ready)
-            .map_or(POLL, |at| until(at, now).min(POLL)),
-    };
+pub(super) async fn take(
+    shared: Arc<Shared>,
+    durable: Arc<Durable>,
+    max: usize,
+    expected: bool,
+) -> Result<Found, BrokerError> {
     let max = i64::try_from(max).unwrap_or(i64::MAX);
-    let mut exhausted = !ready;
-    while found.taken.is_empty() && !exhausted {
-        (found.taken, exhausted) = take_once(&shared, &durable, max).await?;
+    if !expected {
+        let state = look(&shared, &durable).await?;
+        if !state.is_ready(shared.clock.now()) {
+            return Ok(state.found(Vec::new(), shared.clock.now()));
+        }
     }
-    Ok(found)
+    loop {
+        let (taken, state) = take_once(&shared, &durable, max).await?;
+        if !taken.is_empty() || state.next.is_none() {
+            return Ok(state.found(taken, shared.clock.now()));
+        }
+    }
 }
 
 async fn look(shared: &Shared, durable: &Durable) -> Result<State, BrokerError> {
-    let db = shared.db().await?;
-    let look = async { State::read(&mut *db.relaxed.acquire().await?, durable).await };
-    look.await.map_err(failed("look for messages in", &shared.place))
+    let mut reading = shared.db().await?.reading().await?;
+    let state = State::read(&mut reading, durable).await;
+    reading.done("look for messages in", state)
 }
 
-/// One transaction: what it leased, and whether it saw the last message.
-async fn take_once(shared: &Shared, durable: &Durable, max: i64) -> Result<(Vec<Taken>, bool), BrokerError> {
+/// One transaction: what it leased, and what it found; it looks at a bounded number of messages.
+async fn take_once(shared: &Shared, durable: &Durable, max: i64) -> Result<(Vec<Taken>, State), BrokerError> {
     let db = shared.db().await?;
-    let _writing = db.gate.lock().await;
+    let mut writing = db.relaxed().await?;
     let transaction = async {
-        let mut tx = db.relaxed.begin_with("BEGIN IMMEDIATE").await?;
+        let mut tx = writing.begin_with("BEGIN IMMEDIATE").await?;
+        // Behind the lock: waiting for it may have taken a while.
         let now = shared.clock.now();
         let state = State::read(&mut tx, durable).await?;
         let mut lease = Lease {
@@ -146,15 +160,14 @@ async fn take_once(shared: &Shared, durable: &Durable, max: i64) -> Result<(Vec<
             Vec::new()
         };
         let room = max - i64::try_from(taken.len()).unwrap_or(max);
-        let exhausted = if room > 0 {
-            lease.fresh(&state, room, &mut taken).await?
-        } else {
-            false
-        };
+        if room > 0 {
+            lease.fresh(&state, room, &mut taken).await?;
+        }
         tx.commit().await?;
-        Ok((taken, exhausted))
+        Ok((taken, state))
     };
-    transaction.await.map_err(failed("take messages from", &shared.place))
+    let result = transaction.await;
+    writing.done("take messages from", result)
 }
 
 /// The parts of the transaction.
@@ -196,11 +209,10 @@ impl Lease<'_> {
         Ok(taken)
     }
 
-    /// Leases at most `max` messages behind the position and adds them to `taken`. Returns whether there is nothing more
-    /// to look at.
-    async fn fresh(&mut self, state: &State, max: i64, taken: &mut Vec<Taken>) -> Result<bool, sqlx::Error> {
+    /// Leases at most `max` messages behind the position and adds them to `taken`.
+    async fn fresh(&mut self, state: &State, max: i64, taken: &mut Vec<Taken>) -> Result<(), sqlx::Error> {
         let (Some(next), Some(last)) = (state.next, state.last) else {
-            return Ok(true);
+            return Ok(());
         };
         let end = last.min(next.saturating_add(SCAN - 1));
         let rows = sqlx::query(
@@ -229,7 +241,7 @@ impl Lease<'_> {
             .bind(self.durable.id)
             .execute(&mut *self.connection)
             .await?;
-        Ok(position == last)
+        Ok(())
     }
 
     /// Adds the pending rows of new deliveries.
