@@ -196,7 +196,7 @@ impl Slots {
         }
         let hint = near.map_or_else(String::new, |near| format!("did you mean `{near}`? "));
         let known = suggest::list(suggest::KEYS.iter().map(|key| key.name));
-        syn::Error::new(key.span(), format!("unknown key `{key}`; {hint}The keys are {known}"))
+        syn::Error::new(key.span(), format!("unknown key `{key}`; {hint}(known keys: {known})"))
     }
 
     fn check_missing(&self) -> syn::Result<()> {
