@@ -1,4 +1,5 @@
 //! Values that are read, and those that are not. Where the errors stand is shown by the ui tests.
+#![allow(clippy::needless_pass_by_value, reason = "the callers are shorter without borrows")]
 
 use proc_macro2::TokenStream;
 use proptest::prelude::*;
@@ -15,7 +16,12 @@ fn args(more: TokenStream) -> Args {
 }
 
 fn errors(more: TokenStream) -> Vec<String> {
-    with(more).err().into_iter().flatten().map(|error| error.to_string()).collect()
+    with(more)
+        .err()
+        .into_iter()
+        .flatten()
+        .map(|error| error.to_string())
+        .collect()
 }
 
 #[test]
@@ -33,8 +39,14 @@ fn ack_and_commit_make_one_strategy() {
     assert_eq!(ack(quote!(ack = "exactly_once")), Ack::ExactlyOnce);
     assert_eq!(ack(quote!(ack = "at_most_once")), Ack::AtMostOnce);
     assert_eq!(ack(quote!(ack = "at_least_once")), Ack::AtLeastOnce);
-    assert_eq!(ack(quote!(ack = "at_least_once", commit = "on_success")), Ack::AtLeastOnce);
-    assert_eq!(ack(quote!(commit = "on_persist", ack = "at_least_once")), Ack::OnPersist);
+    assert_eq!(
+        ack(quote!(ack = "at_least_once", commit = "on_success")),
+        Ack::AtLeastOnce
+    );
+    assert_eq!(
+        ack(quote!(commit = "on_persist", ack = "at_least_once")),
+        Ack::OnPersist
+    );
     assert_eq!(errors(quote!(ack = "at_most_once", commit = "on_success")).len(), 1);
 }
 
@@ -42,9 +54,18 @@ fn ack_and_commit_make_one_strategy() {
 fn ids_are_read() {
     let id = |more| args(more).id;
     assert_eq!(id(quote!(id = "position")), Some(Id::Position));
-    assert_eq!(id(quote!(id = "header:Nats-Msg-Id")), Some(Id::Header("Nats-Msg-Id".to_owned())));
-    assert_eq!(id(quote!(id = "json:/order/id")), Some(Id::Json("/order/id".to_owned())));
-    assert_eq!(id(quote!(id = "json:/a~1b/~0/0")), Some(Id::Json("/a~1b/~0/0".to_owned())));
+    assert_eq!(
+        id(quote!(id = "header:Nats-Msg-Id")),
+        Some(Id::Header("Nats-Msg-Id".to_owned()))
+    );
+    assert_eq!(
+        id(quote!(id = "json:/order/id")),
+        Some(Id::Json("/order/id".to_owned()))
+    );
+    assert_eq!(
+        id(quote!(id = "json:/a~1b/~0/0")),
+        Some(Id::Json("/a~1b/~0/0".to_owned()))
+    );
     assert_eq!(errors(quote!(id = "json:/a~")).len(), 1);
     assert_eq!(errors(quote!(id = "json:")).len(), 1);
     assert_eq!(errors(quote!(id = "")).len(), 1);
@@ -55,8 +76,14 @@ fn numbers_and_durations_are_read() {
     assert_eq!(args(quote!(timeout = "1m 30s")).timeout, Some(90_000));
     assert_eq!(args(quote!(timeout = "365days")).timeout, Some(365 * 24 * 3_600_000));
     assert_eq!(args(quote!(max_attempts = 1)).max_attempts, Some(Attempts::Limit(1)));
-    assert_eq!(args(quote!(max_attempts = 4_294_967_295)).max_attempts, Some(Attempts::Limit(u32::MAX)));
-    assert_eq!(args(quote!(max_attempts = "unlimited")).max_attempts, Some(Attempts::Unlimited));
+    assert_eq!(
+        args(quote!(max_attempts = 4_294_967_295)).max_attempts,
+        Some(Attempts::Limit(u32::MAX))
+    );
+    assert_eq!(
+        args(quote!(max_attempts = "unlimited")).max_attempts,
+        Some(Attempts::Unlimited)
+    );
     assert_eq!(args(quote!(concurrency = 1024)).concurrency, Some(1024));
     assert_eq!(args(quote!(backoff = "5s")).backoff, Some((5_000, 5_000)));
     assert_eq!(args(quote!(backoff = "1s ..= 5m")).backoff, Some((1_000, 300_000)));
@@ -79,24 +106,42 @@ fn what_macro_rules_wraps_in_a_group_is_read() {
 
 #[test]
 fn f89_all_errors_come_at_once_and_none_twice() {
-    assert_eq!(errors(quote!(gruop = "x", group = "y", timeout = "0s", concurrency = 0)).len(), 4);
+    assert_eq!(
+        errors(quote!(gruop = "x", group = "y", timeout = "0s", concurrency = 0)).len(),
+        4
+    );
     let lone = |tokens: TokenStream| parse(tokens).err().into_iter().flatten().count();
     assert_eq!(lone(quote!()), 1);
     assert_eq!(lone(quote!(gruop = "billing", topic = "order.created")), 2);
     assert_eq!(lone(quote!("billing", "order.created")), 1);
     assert_eq!(lone(quote!(group "billing", subject "order.created")), 1);
+    assert_eq!(lone(quote!(gruop = "a", group = "b", subject = "c")), 1);
     assert_eq!(lone(quote!(,)), 1);
     assert_eq!(lone(quote!(group = 5, subject = 6)), 2);
-    assert_eq!(lone(quote!(group = "a", subject = "b", akc = "at_least_once", commit = "on_persist")), 1);
+    assert_eq!(
+        lone(quote!(
+            group = "a",
+            subject = "b",
+            akc = "at_least_once",
+            commit = "on_persist"
+        )),
+        1
+    );
 }
 
 #[test]
 fn f53_names_are_checked_as_the_runtime_checks_them() {
     for group in ["", "a b", "*", ">", "café", "a/b", &"x".repeat(300)] {
-        assert!(parse(quote!(group = #group, subject = "order.created")).is_err(), "{group}");
+        assert!(
+            parse(quote!(group = #group, subject = "order.created")).is_err(),
+            "{group}"
+        );
     }
     for group in ["billing.v2", "Billing-2_b"] {
-        assert!(parse(quote!(group = #group, subject = "order.created")).is_ok(), "{group}");
+        assert!(
+            parse(quote!(group = #group, subject = "order.created")).is_ok(),
+            "{group}"
+        );
     }
 }
 

@@ -69,7 +69,12 @@ fn expands_every_key() {
 
 #[test]
 fn expands_a_transaction_in_the_last_position() {
-    let attribute = quote!(group = "billing", subject = "order.created", id = "header:order-id", max_attempts = 3);
+    let attribute = quote!(
+        group = "billing",
+        subject = "order.created",
+        id = "header:order-id",
+        max_attempts = 3
+    );
     let function = quote! {
         #[cfg(feature = "billing")]
         #[cfg_attr(unix, cfg(feature = "unix"), allow(unused))]
@@ -83,8 +88,13 @@ fn expands_a_transaction_in_the_last_position() {
 
 #[test]
 fn f87_with_another_path_the_runtime_is_not_named() {
-    let attribute =
-        quote!(group = "billing", subject = "order.created", id = "position", crate = my_facade::inbox, backoff = "5s");
+    let attribute = quote!(
+        group = "billing",
+        subject = "order.created",
+        id = "position",
+        crate = my_facade::inbox,
+        backoff = "5s"
+    );
     let function = quote!(
         async fn f(tx: &mut my_facade::Connection, meta: my_facade::inbox::Meta) -> Result<(), Error> {
             Ok(())
