@@ -3,12 +3,24 @@
 
 mod bound;
 mod broker;
+mod check;
+mod claim;
+mod config;
+mod dead_letters;
 mod delivery;
+mod error;
 mod extract;
+mod failpoint;
+mod file;
+mod identity;
+mod inbox;
 mod names;
 mod outcome;
+mod pipeline;
 mod registry;
+mod shutdown;
 mod store;
+mod tally;
 
 pub use bytes::Bytes;
 #[cfg(feature = "macros")]
@@ -16,15 +28,64 @@ pub use inbox_macros::inbox_handler;
 pub use sqlx;
 
 #[cfg(feature = "embedded")]
-pub use broker::embedded::Embedded;
+pub use broker::embedded::{self, Embedded};
 pub use broker::{Broker, BrokerError, Lease, Published, Source, Subscription};
+pub use claim::{claim, migrate};
+pub use dead_letters::{DeadLetterQuery, DeadLetters, dead_letters};
 pub use delivery::{Delivery, Headers, Message};
+pub use error::{Error, StartErrors};
 pub use extract::{
     DeliveryContext, FromDelivery, Header, HeaderName, Json, Meta, MetaBuilder, Rejection, State, States,
 };
+pub use inbox::{Health, Inbox, InboxBuilder, InboxHandle};
 pub use outcome::{Handled, HandlerError, IntoOutcome, Outcome};
 pub use registry::{AckStrategy, Backoff, HandlerMeta, IdSource, StartPosition};
-pub use store::InboxConnection;
+pub use store::{
+    ClaimError, Claimed, ConnectError, DeadLetter, DeadLetterStatus, Fingerprint, InboxConnection, IntoStore, Migrate,
+    MigrateError, Reason, StoreError, StoreSettings,
+};
+pub use tally::Report;
+
+/// Runs every handler that is linked into the program, until SIGTERM or SIGINT.
+///
+/// Everything comes from the environment: `DATABASE_URL`, `INBOX_BROKER_URL`, and the settings that have a default. The
+/// first signal drains: running handlers finish and are settled, everything else is given back at once. The second stops
+/// now. For anything else there is [`Inbox::builder`], of which this is three lines.
+///
+/// # Errors
+///
+/// [`Error::Start`] before anything is consumed, with every problem and the place that can mend it; otherwise as
+/// [`Inbox::run`].
+///
+/// # Examples
+///
+/// ```no_run
+/// #[tokio::main]
+/// async fn main() -> Result<(), inbox_runtime::Error> {
+///     inbox_runtime::run().await
+/// }
+/// ```
+pub async fn run() -> Result<(), Error> {
+    let (first, second) = shutdown::signals()?;
+    Inbox::builder().shutdown(first).abort(second).run().await?;
+    Ok(())
+}
+
+/// Links crates that have handlers. A crate that no source file names is not linked, however it is listed in
+/// `Cargo.toml`, and its handlers are not there.
+///
+/// ```
+/// # mod outer { pub extern crate core as billing_handlers; pub extern crate std as shipping_handlers; }
+/// # use outer::{billing_handlers, shipping_handlers};
+/// inbox_runtime::link!(billing_handlers, shipping_handlers);
+/// # fn main() {}
+/// ```
+#[macro_export]
+macro_rules! link {
+    ($($handlers:ident),+ $(,)?) => {
+        $(use $handlers as _;)+
+    };
+}
 
 /// Not public API: what the expansion of `#[inbox_handler]` names, and nothing else names.
 #[doc(hidden)]
@@ -39,5 +100,14 @@ pub mod __private {
         extract::{Arg, DeliveryContext, Rejection, arg},
         registry::{AckStrategy, HandlerMeta, IdSource, Registration, StartPosition},
         store::{StoreOf, detached::Detached},
+    };
+
+    // Mentioned by the traits behind the types above.
+    #[cfg(feature = "sqlite")]
+    pub use crate::store::sqlite::{SqliteSession, SqliteStore};
+    pub use crate::{
+        bound::HandlerFuture,
+        registry::{ArgCheck, Decode},
+        store::{AttemptKey, Attempts, BoxFuture, NewDeadLetter, Records, Session, Store},
     };
 }

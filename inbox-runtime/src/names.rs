@@ -14,7 +14,10 @@ pub(crate) fn check_group(group: &str) -> Result<(), String> {
         return Err("the group is empty; name the service that handles, as in \"billing\"".to_owned());
     }
     if group.len() > MAX_GROUP {
-        return Err(format!("the group is {} bytes long; at most {MAX_GROUP} are allowed", group.len()));
+        return Err(format!(
+            "the group is {} bytes long; at most {MAX_GROUP} are allowed",
+            group.len()
+        ));
     }
     match group.chars().find(|&c| !is_token_char(c) && c != '.') {
         None => Ok(()),
@@ -42,22 +45,39 @@ fn check_tokens(subject: &str, wildcards: bool) -> Result<(), String> {
         return Err("the subject is empty; name what is handled, as in \"order.created\"".to_owned());
     }
     if subject.len() > MAX_SUBJECT {
-        return Err(format!("the subject is {} bytes long; at most {MAX_SUBJECT} are allowed", subject.len()));
+        return Err(format!(
+            "the subject is {} bytes long; at most {MAX_SUBJECT} are allowed",
+            subject.len()
+        ));
     }
     let shown = subject.escape_debug();
     let mut tokens = subject.split('.').peekable();
     while let Some(token) = tokens.next() {
         match token {
-            "" => return Err(format!("the subject \"{shown}\" has an empty token; write tokens between single dots")),
+            "" => {
+                return Err(format!(
+                    "the subject \"{shown}\" has an empty token; write tokens between single dots"
+                ));
+            }
             "*" | ">" if !wildcards => {
-                return Err(format!("the subject \"{shown}\" has a wildcard; a message has one subject"));
+                return Err(format!(
+                    "the subject \"{shown}\" has a wildcard; a message has one subject"
+                ));
             }
             "*" => {}
             ">" if tokens.peek().is_none() => {}
-            ">" => return Err(format!("the subject \"{shown}\" goes on after `>`, which must be the last token")),
+            ">" => {
+                return Err(format!(
+                    "the subject \"{shown}\" goes on after `>`, which must be the last token"
+                ));
+            }
             _ => {
                 if let Some(c) = token.chars().find(|&c| !is_token_char(c)) {
-                    let hint = if matches!(c, '*' | '>') { ", and a wildcard must be a whole token" } else { "" };
+                    let hint = if matches!(c, '*' | '>') {
+                        ", and a wildcard must be a whole token"
+                    } else {
+                        ""
+                    };
                     return Err(format!(
                         "the subject \"{shown}\" contains {}; letters, digits, `-`, `_` and dots are allowed{hint}",
                         describe(c)

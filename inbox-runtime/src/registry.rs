@@ -250,6 +250,8 @@ impl<S: Store> Registration<S> {
 
 impl<S: Store> fmt::Debug for Registration<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registration").field("meta", &self.meta).finish_non_exhaustive()
+        f.debug_struct("Registration")
+            .field("meta", &self.meta)
+            .finish_non_exhaustive()
     }
 }

@@ -1,1 +1,38 @@
-//! Helpers.
+//! The test harness: a fresh world of broker and database for each test, handlers that do what the test tells them, and
+//! what the broker and the database say about it afterwards.
+//!
+//! Every test is written once, as an `async fn name<B: TestBroker, D: TestDatabase>()`, and [`suite!`] makes it a test on
+//! every pair of broker and database.
+
+mod broker;
+mod database;
+mod flaky;
+pub mod handlers;
+mod probe;
+mod world;
+
+pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
+pub use database::{SqliteFile, TestConnection, TestDatabase};
+pub use flaky::Flaky;
+pub use probe::{Call, Order, Probe, Step};
+pub use world::{World, eventually, next};
+
+/// Makes tests of generic test functions: one of each name for every pair of broker and database.
+#[macro_export]
+macro_rules! suite {
+    ($($(#[$attribute:meta])* $name:ident),+ $(,)?) => {
+        $crate::suite!(@pair embedded_sqlite, $crate::EmbeddedFile, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        $crate::suite!(@pair memory_sqlite, $crate::EmbeddedMemory, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+    };
+    (@pair $pair:ident, $broker:ty, $database:ty, $($(#[$attribute:meta])* $name:ident),+) => {
+        mod $pair {
+            $(
+                $(#[$attribute])*
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    super::$name::<$broker, $database>().await;
+                }
+            )+
+        }
+    };
+}

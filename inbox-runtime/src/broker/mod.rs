@@ -107,6 +107,11 @@ pub trait Source: Send + 'static {
         wait: Duration,
     ) -> impl Future<Output = Result<Vec<(Delivery, Self::Lease)>, BrokerError>> + Send;
 
+    /// Gives back at once what was taken from the broker and never returned. Nothing is pulled afterwards.
+    fn close(&mut self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
     /// How long the lease of a delivery lasts; progress is reported at a third of it.
     fn ack_wait(&self) -> Duration;
 
@@ -173,13 +178,44 @@ pub enum BrokerError {
 impl BrokerError {
     /// A failure that may pass.
     #[must_use]
-    pub fn unavailable(
-        message: impl Into<String>,
-        source: impl Into<Box<dyn StdError + Send + Sync>>,
-    ) -> Self {
+    pub fn unavailable(message: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::Unavailable {
             message: message.into(),
             source: Some(source.into()),
+        }
+    }
+}
+
+/// A URL, for texts that ask for one.
+pub(crate) const EXAMPLE_URL: &str = "embedded:broker.db";
+
+/// The broker that a URL names; a line for each that is compiled in. The error says what to write instead.
+pub(crate) fn connect(url: &str) -> Result<DynBroker, String> {
+    let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
+    let rest = rest.strip_prefix("//").unwrap_or(rest);
+    match scheme {
+        #[cfg(feature = "embedded")]
+        "embedded" if rest == "memory" => Ok(DynBroker::new(embedded::Embedded::memory())),
+        #[cfg(feature = "embedded")]
+        "embedded" if !rest.is_empty() => Ok(DynBroker::new(embedded::Embedded::file(rest))),
+        #[cfg(feature = "embedded")]
+        "embedded" => Err("the broker's URL names no file; write embedded:broker.db or embedded:memory".to_owned()),
+        _ => {
+            // The rest of the URL may have a password.
+            let _ = rest;
+            let built_in: &[&str] = &[
+                #[cfg(feature = "embedded")]
+                "embedded",
+            ];
+            Err(format!(
+                "the broker's URL begins with `{scheme}:`, which this program was not built for; built in: {}; turn on \
+                 the feature of that broker, or write for example {EXAMPLE_URL}",
+                if built_in.is_empty() {
+                    "none".to_owned()
+                } else {
+                    built_in.join(", ")
+                }
+            ))
         }
     }
 }
@@ -231,7 +267,10 @@ impl<B: Broker> ErasedBroker for B {
     fn subscribe(&self, subscriptions: Vec<Subscription>) -> BoxFuture<'_, Result<Vec<DynSource>, BrokerError>> {
         Box::pin(async move {
             let sources = Broker::subscribe(self, subscriptions).await?;
-            Ok(sources.into_iter().map(|source| Box::new(source) as DynSource).collect())
+            Ok(sources
+                .into_iter()
+                .map(|source| Box::new(source) as DynSource)
+                .collect())
         })
     }
 
@@ -241,18 +280,14 @@ impl<B: Broker> ErasedBroker for B {
 }
 
 pub(crate) trait ErasedSource: Send {
-    fn pull(&mut self, max: usize, wait: Duration)
-    -> BoxFuture<'_, Result<Vec<(Delivery, DynLease)>, BrokerError>>;
+    fn pull(&mut self, max: usize, wait: Duration) -> BoxFuture<'_, Result<Vec<(Delivery, DynLease)>, BrokerError>>;
+    fn close(&mut self) -> BoxFuture<'_, ()>;
     fn ack_wait(&self) -> Duration;
     fn idle_after(&self) -> Duration;
 }
 
 impl<S: Source> ErasedSource for S {
-    fn pull(
-        &mut self,
-        max: usize,
-        wait: Duration,
-    ) -> BoxFuture<'_, Result<Vec<(Delivery, DynLease)>, BrokerError>> {
+    fn pull(&mut self, max: usize, wait: Duration) -> BoxFuture<'_, Result<Vec<(Delivery, DynLease)>, BrokerError>> {
         Box::pin(async move {
             let deliveries = Source::pull(self, max, wait).await?;
             Ok(deliveries
@@ -260,6 +295,10 @@ impl<S: Source> ErasedSource for S {
                 .map(|(delivery, lease)| (delivery, Arc::new(lease) as DynLease))
                 .collect())
         })
+    }
+
+    fn close(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(Source::close(self))
     }
 
     fn ack_wait(&self) -> Duration {

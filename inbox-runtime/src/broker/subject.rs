@@ -84,7 +84,10 @@ mod tests {
         let mut all = vec!["a".to_owned(), "b".to_owned()];
         let mut longest = all.clone();
         for _ in 0..4 {
-            longest = longest.iter().flat_map(|s| [format!("{s}.a"), format!("{s}.b")]).collect();
+            longest = longest
+                .iter()
+                .flat_map(|s| [format!("{s}.a"), format!("{s}.b")])
+                .collect();
             all.extend(longest.iter().cloned());
         }
         all

@@ -58,7 +58,10 @@ impl<H: HeaderName> Header<H> {
         };
         match std::str::from_utf8(value) {
             Ok(value) => Ok(Some(Self::new(value))),
-            Err(error) => Err(Rejection::with_source(format!("the header `{}` is not UTF-8", H::NAME), error)),
+            Err(error) => Err(Rejection::with_source(
+                format!("the header `{}` is not UTF-8", H::NAME),
+                error,
+            )),
         }
     }
 }

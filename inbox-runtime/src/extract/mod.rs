@@ -131,7 +131,9 @@ impl States {
 
 impl fmt::Debug for States {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("States").field("len", &self.0.len()).finish_non_exhaustive()
+        f.debug_struct("States")
+            .field("len", &self.0.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -210,8 +212,15 @@ fn parse_json<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Rejection> {
     let mut deserializer = serde_json::Deserializer::from_slice(payload);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
-        let place = if path == "." { String::new() } else { format!(" at `{path}`") };
-        Rejection::with_source(format!("the payload is not the expected JSON{place}"), error.into_inner())
+        let place = if path == "." {
+            String::new()
+        } else {
+            format!(" at `{path}`")
+        };
+        Rejection::with_source(
+            format!("the payload is not the expected JSON{place}"),
+            error.into_inner(),
+        )
     })?;
     deserializer
         .end()
@@ -255,12 +264,19 @@ impl<S> Deref for State<S> {
 
 impl<S: Clone + Send + Sync + 'static> FromDelivery for State<S> {
     fn from_delivery(context: &DeliveryContext<'_>) -> Result<Self, Rejection> {
-        let state = context.states.get().ok_or_else(|| Rejection::new(missing_state::<S>()))?;
+        let state = context
+            .states
+            .get()
+            .ok_or_else(|| Rejection::new(missing_state::<S>()))?;
         Ok(Self(state))
     }
 
     fn check(states: &States) -> Result<(), String> {
-        if states.has::<S>() { Ok(()) } else { Err(missing_state::<S>()) }
+        if states.has::<S>() {
+            Ok(())
+        } else {
+            Err(missing_state::<S>())
+        }
     }
 }
 

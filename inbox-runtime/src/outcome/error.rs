@@ -174,7 +174,10 @@ where
             return Self::from_chain(error.chain());
         }
         let error: BoxError = error.into();
-        Self::from_chain(std::iter::successors(Some(&*error as &(dyn Error + 'static)), |&error| error.source()))
+        Self::from_chain(std::iter::successors(
+            Some(&*error as &(dyn Error + 'static)),
+            |&error| error.source(),
+        ))
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    AbandonError, Claim, Claimed, DatabaseFaultRef, FaultClass, FinishError, Records, Session, Store, StoreError,
+    AbandonError, Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, FinishError, Records,
+    Session, Store, StoreError, StoreSettings,
 };
 use crate::registry::Registration;
 
@@ -26,10 +27,19 @@ impl Store for Detached {
     type Session = DetachedSession;
 
     const NAME: &'static str = "no transaction";
+    const VARIABLE: &'static str = "DATABASE_URL";
+    const SCHEMES: &'static [&'static str] = &[];
+    const EXAMPLE_URL: &'static str = "sqlite://app.db";
     const TRANSACTIONAL: bool = false;
 
     fn registrations() -> Vec<&'static Registration<Self>> {
         inventory::iter::<Registration<Self>>.into_iter().collect()
+    }
+
+    async fn connect(_url: &str, _settings: StoreSettings) -> Result<Self, ConnectError> {
+        Err(ConnectError::Url(
+            "a handler without a transaction has no database of its own".into(),
+        ))
     }
 
     async fn session(&self) -> Result<DetachedSession, StoreError> {
@@ -38,6 +48,10 @@ impl Store for Detached {
 
     fn records(&self) -> Arc<dyn Records> {
         self.records.clone()
+    }
+
+    async fn claim_on(_conn: &mut (), _claim: &Claim<'_>) -> Result<Claimed, ClaimError> {
+        Err(ClaimError::NoTransaction)
     }
 
     /// Without a transaction of ours every database error is one of the handler's own connection, which says nothing

@@ -2,15 +2,15 @@
 
 use std::{error::Error as StdError, fmt, future::Future, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
-use crate::{
-    outcome::DatabaseFault,
-    registry::Registration,
-};
+use crate::{outcome::DatabaseFault, registry::Registration};
 
 pub(crate) mod detached;
+pub(crate) mod kind;
 mod records;
-#[cfg(any())]
+#[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
+#[cfg(feature = "sqlite")]
+mod transaction;
 
 pub use records::{AttemptKey, Attempts, DeadLetter, DeadLetterStatus, NewDeadLetter, Reason};
 
@@ -41,11 +41,20 @@ pub trait Store: Clone + Send + Sync + Sized + 'static {
 
     /// The database's name in texts, as in `SQLite`.
     const NAME: &'static str;
+    /// The environment variable that names its database when `DATABASE_URL` names another one.
+    const VARIABLE: &'static str;
+    /// The schemes of its URLs.
+    const SCHEMES: &'static [&'static str];
+    /// A URL, for texts that ask for one.
+    const EXAMPLE_URL: &'static str;
     /// Whether its handlers have a transaction that carries their effects.
     const TRANSACTIONAL: bool;
 
     /// The handlers that were registered for it, in no particular order.
     fn registrations() -> Vec<&'static Registration<Self>>;
+
+    /// Connects to the database of that URL.
+    fn connect(url: &str, settings: StoreSettings) -> impl Future<Output = Result<Self, ConnectError>> + Send;
 
     /// A session, proved to be alive.
     fn session(&self) -> impl Future<Output = Result<Self::Session, StoreError>> + Send;
@@ -53,8 +62,43 @@ pub trait Store: Clone + Send + Sync + Sized + 'static {
     /// The tables for attempts and dead letters.
     fn records(&self) -> Arc<dyn Records>;
 
+    /// Inserts the inbox row on a connection with an open transaction that is not a session's.
+    fn claim_on(conn: &mut Self::Conn, claim: &Claim<'_>) -> impl Future<Output = Result<Claimed, ClaimError>> + Send;
+
     /// Sorts a database error that a handler failed with. Decides by code only.
     fn classify(&self, fault: &DatabaseFaultRef<'_>) -> FaultClass;
+}
+
+/// What a store must know besides its database.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreSettings {
+    /// How long a claim waits for another transaction's lock.
+    pub lock_wait: Duration,
+}
+
+/// A pool that a program hands to the runtime.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a pool of an enabled database",
+    note = "give a `SqlitePool` (feature `sqlite`) or a `PgPool` (feature `postgres`), from `inbox_runtime::sqlx`"
+)]
+pub trait IntoStore {
+    /// The store of this pool's database.
+    type Store: Store;
+
+    /// Makes the store.
+    fn into_store(self, settings: StoreSettings) -> Self::Store;
+}
+
+/// Why there is no connection to a database.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The URL can't be read.
+    #[error("the URL can't be read")]
+    Url(#[source] Box<dyn StdError + Send + Sync>),
+    /// The database can't be reached.
+    #[error("the database can't be reached")]
+    Unavailable(#[source] Box<dyn StdError + Send + Sync>),
 }
 
 /// What a handler's database error means.
@@ -130,12 +174,16 @@ pub struct Claim<'a> {
 pub struct Fingerprint(i64);
 
 impl Fingerprint {
+    /// Of a message that was claimed by hand, of which only the id is known. It agrees with every other.
+    pub const UNKNOWN: Self = Self(0);
+
     /// The fingerprint of a message.
     #[must_use]
     pub fn of(subject: &str, payload: Option<&[u8]>) -> Self {
         let payload = payload.map_or(0, crc32fast::hash);
         let bits = u64::from(crc32fast::hash(subject.as_bytes())) << 32 | u64::from(payload);
-        Self(bits.cast_signed())
+        // 0 is taken.
+        Self(bits.max(1).cast_signed())
     }
 
     /// The fingerprint as the database keeps it.
@@ -150,20 +198,50 @@ impl Fingerprint {
         Self(bits)
     }
 
-    /// Whether both are of messages of one subject.
+    /// Whether both can be of messages of one subject.
     #[must_use]
     pub const fn same_subject(self, other: Self) -> bool {
-        self.0 >> 32 == other.0 >> 32
+        self.0 >> 32 == other.0 >> 32 || self.0 == 0 || other.0 == 0
+    }
+
+    /// Whether both can be of one message.
+    #[must_use]
+    pub const fn same(self, other: Self) -> bool {
+        self.0 == other.0 || self.0 == 0 || other.0 == 0
     }
 }
 
 /// The answer to a claim.
+#[must_use = "a duplicate must not be handled again"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claimed {
     /// The row is ours; it is there if and only if the transaction commits.
     Fresh,
     /// The group has handled a message of this id, and this was its fingerprint.
     Duplicate(Fingerprint),
+}
+
+impl Claimed {
+    /// Whether the group has handled the message before.
+    #[must_use]
+    pub const fn is_duplicate(self) -> bool {
+        matches!(self, Self::Duplicate(_))
+    }
+}
+
+/// Why a message could not be claimed by hand.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClaimError {
+    /// The group or the id can't be used; the text says why.
+    #[error("{0}")]
+    Invalid(String),
+    /// The connection has no open transaction, so the claim would be committed without the effects that it stands for.
+    #[error("there is no transaction; begin one, and claim in it")]
+    NoTransaction,
+    /// The database failed.
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
 }
 
 /// Trouble with the database that is no fault of a message.
@@ -215,7 +293,8 @@ pub trait Records: fmt::Debug + Send + Sync {
         message_id: &'a str,
     ) -> BoxFuture<'a, Result<Option<Fingerprint>, StoreError>>;
 
-    /// Counts an attempt before it is made, unless `max` are counted already.
+    /// Counts an attempt before it is made, unless `max` are counted already or the message is a dead letter that
+    /// nobody wants to be replayed.
     fn begin_attempt<'a>(
         &'a self,
         key: &'a AttemptKey,
@@ -251,7 +330,7 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// Makes a dead letter that was taken ready again, after `delay`.
     fn postpone_replay(&self, id: i64, delay: Duration) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Deletes a dead letter. Returns whether it was there.
+    /// Deletes a dead letter and its attempts. Returns whether it was there.
     fn remove(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// Removes a dead letter that was replayed with success, unless it has been buried anew.

@@ -1,0 +1,49 @@
+//! The broker's clock: the system's, in milliseconds, which a test can put forward and back.
+
+use std::{
+    sync::atomic::{AtomicI64, Ordering},
+    time::{Duration, SystemTime},
+};
+
+/// A clock with an offset.
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    offset: AtomicI64,
+}
+
+impl Clock {
+    /// Milliseconds since 1970.
+    pub(super) fn now(&self) -> i64 {
+        let system = match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
+            Ok(since) => millis(since),
+            Err(before) => -millis(before.duration()),
+        };
+        system.saturating_add(self.offset.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn shift(&self, millis: i64) {
+        let shifted = |offset: i64| Some(offset.saturating_add(millis));
+        // The closure never refuses, so there is no error.
+        let _ = self.offset.fetch_update(Ordering::Relaxed, Ordering::Relaxed, shifted);
+    }
+}
+
+/// A duration in whole milliseconds, as many as there can be. Rounded up: a delay may last longer, never shorter.
+pub(super) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
+}
+
+/// The duration from `now` to `then`, or zero.
+pub(super) fn until(then: i64, now: i64) -> Duration {
+    Duration::from_millis(u64::try_from(then.saturating_sub(now)).unwrap_or(0))
+}
+
+/// The time of a stored number of milliseconds.
+pub(super) fn time(millis: i64) -> Option<SystemTime> {
+    let distance = Duration::from_millis(millis.unsigned_abs());
+    if millis < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(distance)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(distance)
+    }
+}

@@ -1,0 +1,306 @@
+//! The broker in the program itself: durable in a SQLite file of its own, or in memory.
+//!
+//! ```text
+//!  publish ─▶ messages ─▶ waiting ─ take ─▶ pending ─ ack ─▶ gone
+//!                                            │  ▲
+//!                                 nak, lease │  │ take
+//!                                   runs out ▼  │
+//!                                            due
+//! ```
+//!
+//! A consumer's position is the last message that it looked at; what it took and hasn't settled are its pending rows.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::sync::{Notify, OnceCell};
+
+use self::{clock::Clock, config::Place, db::Db, db::failed, take::Durable};
+use crate::{
+    broker::{Broker, BrokerError, Published, Subscription},
+    delivery::Message,
+    names,
+    registry::StartPosition,
+};
+
+mod ack;
+mod clock;
+mod config;
+mod db;
+mod info;
+mod source;
+mod take;
+
+pub use self::{ack::EmbeddedLease, info::ConsumerInfo, source::EmbeddedSource};
+
+/// A message broker that needs no server: it lives in a SQLite file of its own, or in memory.
+///
+/// It behaves like a JetStream pull consumer, so that a handler that was developed on it moves unchanged: each (group,
+/// subject) is a durable consumer; a delivery is leased for the ack-wait and comes again when it isn't acknowledged by
+/// then, or when it is given back and its delay is over; what failed comes before what is new. Several programs may share
+/// a file; they share the work of a group. It is meant for tests, first steps and services on one machine: SQLite has one
+/// writer at a time, and the file must not lie on a network file system. Messages are kept for good.
+///
+/// Making one does nothing yet. The file and its tables are made when the broker is first used, so that is also when
+/// errors show; a failed opening is tried again by the next call. Clones share the broker.
+///
+/// The file must not be that of the application's own database, and a SQLite database that isn't a broker's is refused.
+/// It carries an id that is part of every message's position, so positions of different files differ; a restored backup
+/// keeps the id and numbers its next messages as the lost ones were.
+///
+/// ```
+/// use std::time::Duration;
+/// use inbox_runtime::{Broker, BrokerError, Embedded, Lease, Message, Source, Subscription};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), BrokerError> {
+/// let broker = Embedded::memory();
+/// broker.publish(Message::new("order.created", "{}").id("evt-1")).await?;
+///
+/// let mut sources = broker.subscribe(vec![Subscription::new("billing", "order.*")]).await?;
+/// let deliveries = sources[0].pull(10, Duration::from_secs(1)).await?;
+/// for (delivery, lease) in &deliveries {
+///     assert_eq!(delivery.subject, "order.created");
+///     lease.ack().await?;
+/// }
+///
+/// let billing = broker.consumer("billing", "order.*").await?.expect("it has subscribed");
+/// assert_eq!(billing.acked, 1);
+/// assert!(billing.is_idle());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Embedded {
+    shared: Arc<Shared>,
+}
+
+/// What the clones, sources and leases of a broker share.
+#[derive(Debug)]
+struct Shared {
+    place: Place,
+    clock: Clock,
+    /// Wakes the waiting pulls of this process.
+    wake: Notify,
+    db: OnceCell<Db>,
+}
+
+impl Shared {
+    async fn db(&self) -> Result<&Db, BrokerError> {
+        self.db.get_or_try_init(|| Db::open(&self.place)).await
+    }
+}
+
+impl Embedded {
+    /// A broker in a file, which is made if it is missing (its folder is not). SQLite keeps two more files beside it,
+    /// `…-wal` and `…-shm`.
+    #[must_use]
+    pub fn file(path: impl AsRef<Path>) -> Self {
+        Self::at(Place::file(path.as_ref()))
+    }
+
+    /// A broker in memory, which is gone with its last clone, source and lease.
+    #[must_use]
+    pub fn memory() -> Self {
+        Self::at(Place::Memory)
+    }
+
+    fn at(place: Place) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                place,
+                clock: Clock::default(),
+                wake: Notify::new(),
+                db: OnceCell::new(),
+            }),
+        }
+    }
+
+    /// Publishes a message; returns when it is on the disk. Never takes a message for a duplicate: that is the inbox's
+    /// business.
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError::Invalid`] when the subject is none to publish to, or the file is not a broker's;
+    /// [`BrokerError::Unavailable`] when the file can't be written.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped half-way, the message is either published or not.
+    pub async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
+        names::check_publish_subject(&message.subject).map_err(BrokerError::Invalid)?;
+        let headers = serde_json::to_vec(&message.headers)
+            .map_err(|error| BrokerError::Invalid(format!("the headers can't be stored: {error}")))?;
+        let db = self.shared.db().await?;
+        let writing = db.gate.lock().await;
+        let inserted =
+            sqlx::query("INSERT INTO messages (subject, published_at, headers, payload) VALUES (?, ?, ?, ?)")
+                .bind(message.subject)
+                .bind(self.shared.clock.now())
+                .bind(headers)
+                .bind(message.payload.as_deref())
+                .execute(&db.durable)
+                .await
+                .map_err(failed("publish to", &self.shared.place))?;
+        drop(writing);
+        self.shared.wake.notify_waiters();
+        Ok(Published::new(take::position(
+            &db.instance,
+            inserted.last_insert_rowid(),
+        )))
+    }
+
+    /// How far the durable consumer of `group` and `subject` (exactly as it subscribed) has come; `None` if nobody has
+    /// subscribed yet. Counts by reading the messages that wait.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), inbox_runtime::BrokerError> {
+    /// let broker = inbox_runtime::Embedded::memory();
+    /// assert_eq!(broker.consumer("billing", "order.created").await?, None);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError::Invalid`] when the file is not a broker's, [`BrokerError::Unavailable`] when it can't be read.
+    pub async fn consumer(&self, group: &str, subject: &str) -> Result<Option<ConsumerInfo>, BrokerError> {
+        Ok(info::consumers(&self.shared, Some((group, subject))).await?.pop())
+    }
+
+    /// How far each durable consumer has come, in the order of groups and subjects. Counts by reading the messages that
+    /// wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`consumer`](Self::consumer).
+    pub async fn consumers(&self) -> Result<Vec<ConsumerInfo>, BrokerError> {
+        info::consumers(&self.shared, None).await
+    }
+
+    /// Not public API: puts the clock of this broker and its clones forward, for tests, and wakes the waiting pulls.
+    #[doc(hidden)]
+    pub fn advance_clock(&self, by: Duration) {
+        self.shared.clock.shift(clock::millis(by));
+        self.shared.wake.notify_waiters();
+    }
+
+    /// Not public API: puts the clock of this broker and its clones back, for tests, and wakes the waiting pulls.
+    #[doc(hidden)]
+    pub fn turn_clock_back(&self, by: Duration) {
+        self.shared.clock.shift(-clock::millis(by));
+        self.shared.wake.notify_waiters();
+    }
+
+    /// Finds or makes the durables of `subscriptions`, all or none.
+    async fn durables(&self, subscriptions: &[Subscription]) -> Result<Vec<Opened>, BrokerError> {
+        let db = self.shared.db().await?;
+        let _writing = db.gate.lock().await;
+        let transaction = async {
+            let mut tx = db.durable.begin_with("BEGIN IMMEDIATE").await?;
+            let mut opened = Vec::with_capacity(subscriptions.len());
+            for subscription in subscriptions {
+                opened.push(open_durable(&mut tx, subscription).await?);
+            }
+            tx.commit().await?;
+            Ok(opened)
+        };
+        transaction.await.map_err(failed("subscribe to", &self.shared.place))
+    }
+}
+
+/// A durable that was found or made.
+struct Opened {
+    id: i64,
+    ack_wait: i64,
+    position: i64,
+    made: bool,
+}
+
+async fn open_durable(
+    connection: &mut sqlx::SqliteConnection,
+    subscription: &Subscription,
+) -> Result<Opened, sqlx::Error> {
+    let made = sqlx::query(
+        "INSERT INTO consumers (consumer_group, subject, ack_wait, position) \
+         VALUES (?, ?, 0, CASE WHEN ? THEN coalesce((SELECT max(seq) FROM messages), 0) ELSE 0 END) \
+         ON CONFLICT (consumer_group, subject) DO NOTHING",
+    )
+    .bind(&subscription.group)
+    .bind(&subscription.subject)
+    .bind(subscription.start == StartPosition::New)
+    .execute(&mut *connection)
+    .await?;
+    let (id, ack_wait, position) = sqlx::query_as(
+        "UPDATE consumers SET ack_wait = ? WHERE consumer_group = ? AND subject = ? RETURNING id, ack_wait, position",
+    )
+    .bind(clock::millis(subscription.ack_wait).clamp(1, config::MAX_ACK_WAIT))
+    .bind(&subscription.group)
+    .bind(&subscription.subject)
+    .fetch_one(&mut *connection)
+    .await?;
+    Ok(Opened {
+        id,
+        ack_wait,
+        position,
+        made: made.rows_affected() > 0,
+    })
+}
+
+impl Broker for Embedded {
+    type Source = EmbeddedSource;
+
+    async fn describe(&self) -> Result<String, BrokerError> {
+        let db = self.shared.db().await?;
+        let sqlite: String = sqlx::query_scalar("SELECT sqlite_version()")
+            .fetch_one(&db.relaxed)
+            .await
+            .map_err(failed("read", &self.shared.place))?;
+        Ok(format!(
+            "embedded {} ({}, SQLite {sqlite})",
+            env!("CARGO_PKG_VERSION"),
+            self.shared.place
+        ))
+    }
+
+    async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
+        for subscription in &subscriptions {
+            names::check_group(&subscription.group).map_err(BrokerError::Invalid)?;
+            names::check_subject(&subscription.subject).map_err(BrokerError::Invalid)?;
+        }
+        let opened = self.durables(&subscriptions).await?;
+        let source = |(subscription, opened): (Subscription, Opened)| {
+            let Subscription {
+                group, subject, start, ..
+            } = subscription;
+            if opened.made {
+                let (start, position) = (start.as_str(), opened.position);
+                tracing::info!(group, subject, start, position, "a new durable consumer begins");
+            } else {
+                tracing::debug!(group, subject, position = opened.position, "a durable consumer goes on");
+            }
+            let durable = Durable {
+                id: opened.id,
+                group,
+                subject,
+            };
+            EmbeddedSource::new(Arc::clone(&self.shared), durable, opened.ack_wait)
+        };
+        Ok(subscriptions.into_iter().zip(opened).map(source).collect())
+    }
+
+    async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
+        Self::publish(self, message).await
+    }
+
+    fn file(&self) -> Option<PathBuf> {
+        match &self.shared.place {
+            Place::Memory => None,
+            Place::File { path, .. } => Some(path.clone()),
+        }
+    }
+}

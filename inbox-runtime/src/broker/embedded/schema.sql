@@ -1,0 +1,47 @@
+-- The tables of the embedded broker, version 1. Runs once, in one transaction, in a database that was empty.
+
+PRAGMA application_id = 1229084721;
+PRAGMA user_version = 1;
+
+CREATE TABLE broker (
+    instance TEXT NOT NULL
+) STRICT;
+
+-- AUTOINCREMENT: a sequence number is never used twice, whatever is deleted.
+CREATE TABLE messages (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    subject TEXT NOT NULL,
+    published_at INTEGER NOT NULL,
+    headers BLOB NOT NULL,
+    payload BLOB
+) STRICT;
+
+-- A message up to `position` is pending, or settled, or not the consumer's; one behind it wasn't looked at yet.
+CREATE TABLE consumers (
+    id INTEGER PRIMARY KEY,
+    consumer_group TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    ack_wait INTEGER NOT NULL,
+    acked INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (consumer_group, subject)
+) STRICT;
+
+-- The deliveries that aren't settled. `taken_at` is when `visible_at` was decided.
+CREATE TABLE pending (
+    consumer INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    delivery_count INTEGER NOT NULL,
+    taken_at INTEGER NOT NULL,
+    visible_at INTEGER NOT NULL,
+    PRIMARY KEY (consumer, seq)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX pending_visible ON pending (consumer, visible_at);
+CREATE INDEX pending_taken ON pending (consumer, taken_at);
+
+-- So that an acknowledgement is one statement, which needs no transaction and can't be cancelled half-way.
+CREATE TRIGGER pending_acked AFTER DELETE ON pending
+BEGIN
+    UPDATE consumers SET acked = acked + 1 WHERE id = OLD.consumer;
+END;

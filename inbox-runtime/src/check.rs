@@ -1,0 +1,94 @@
+//! The checks before anything is consumed. Each finds every problem of its kind.
+
+use crate::{
+    broker::subject,
+    extract::States,
+    names,
+    registry::{AckStrategy, HandlerMeta},
+    store::kind::Entry,
+};
+
+/// A handler as it is named in a problem.
+fn handler(meta: &HandlerMeta) -> String {
+    format!("handler `{}` ({})", meta.name, meta.place())
+}
+
+/// Checks that there is something to run.
+pub(crate) fn found(registered: usize, selected: usize, problems: &mut Vec<String>) {
+    if registered == 0 {
+        problems.push(
+            "no handlers are registered; write a function with `#[inbox_handler(group = …, subject = …)]`, and name the \
+             crate that has it in this program, or it is not linked: `inbox_runtime::link!(my_handlers);`"
+                .to_owned(),
+        );
+    } else if selected == 0 {
+        problems.push(format!(
+            "none of the {registered} registered handlers is selected; look at INBOX_GROUPS, `.groups(…)` and `.select(…)`"
+        ));
+    }
+}
+
+/// Checks that every group that was asked for is there.
+pub(crate) fn groups(asked: &[String], all: &[&'static HandlerMeta], problems: &mut Vec<String>) {
+    for group in asked
+        .iter()
+        .filter(|group| !all.iter().any(|meta| meta.group == group.as_str()))
+    {
+        let mut known: Vec<_> = all.iter().map(|meta| meta.group).collect();
+        known.sort_unstable();
+        known.dedup();
+        problems.push(format!(
+            "there is no handler of the group `{group}`; the groups are {}",
+            known.join(", ")
+        ));
+    }
+}
+
+/// Checks that every handler that the program counts on is there.
+pub(crate) fn expected(wanted: &[(String, String)], selected: &[&'static HandlerMeta], problems: &mut Vec<String>) {
+    for (group, subject) in wanted {
+        if !selected
+            .iter()
+            .any(|meta| meta.group == group && meta.subject == subject)
+        {
+            problems.push(format!(
+                "no handler of the group `{group}` for `{subject}` is linked and selected, but the program expects one"
+            ));
+        }
+    }
+}
+
+/// Checks one handler by itself.
+pub(crate) fn one(entry: &dyn Entry, transactional: bool, states: &States, problems: &mut Vec<String>) {
+    let meta = entry.meta();
+    let mut found = Vec::new();
+    found.extend(names::check_group(meta.group).err());
+    found.extend(names::check_subject(meta.subject).err());
+    if meta.concurrency == 0 {
+        found.push("its concurrency is 0; write at least 1".to_owned());
+    }
+    if meta.ack == AckStrategy::ExactlyOnce && !transactional {
+        found.push("exactly_once needs a transaction; take `&mut SqliteConnection`".to_owned());
+    }
+    found.extend(entry.missing(states));
+    problems.extend(found.into_iter().map(|problem| format!("{}: {problem}", handler(meta))));
+}
+
+/// Checks that no two handlers of a group can get the same message: the second would find the first one's claim.
+pub(crate) fn overlaps(selected: &[&'static HandlerMeta], problems: &mut Vec<String>) {
+    for (index, one) in selected.iter().enumerate() {
+        for other in &selected[index + 1..] {
+            if one.group == other.group && subject::overlap(one.subject, other.subject) {
+                problems.push(format!(
+                    "in the group `{}`, {} for `{}` and {} for `{}` would get the same messages, of which each is handled \
+                     once; give one of them another group",
+                    one.group,
+                    handler(one),
+                    one.subject,
+                    handler(other),
+                    other.subject
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Reading, discarding and replaying dead letters.
+
+use std::sync::Arc;
+
+use crate::{
+    pipeline::replay::REQUESTED,
+    store::{DeadLetter, IntoStore, Records, Store, StoreError, StoreSettings},
+};
+
+/// The dead letters in the database of that pool.
+///
+/// ```no_run
+/// # #[cfg(feature = "sqlite")]
+/// # async fn example(pool: inbox_runtime::sqlx::SqlitePool) -> Result<(), Box<dyn std::error::Error>> {
+/// use inbox_runtime::{DeadLetterQuery, dead_letters};
+///
+/// let letters = dead_letters(&pool);
+/// for letter in letters.list(DeadLetterQuery::default().group("billing")).await? {
+///     println!("{} {}: {}", letter.id, letter.handler, letter.error);
+///     letters.replay(letter.id).await?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub fn dead_letters<P: IntoStore + Clone>(pool: &P) -> DeadLetters {
+    DeadLetters { records: records(pool) }
+}
+
+/// The tables beside the inbox in the database of that pool.
+pub(crate) fn records<P: IntoStore + Clone>(pool: &P) -> Arc<dyn Records> {
+    let settings = StoreSettings {
+        lock_wait: std::time::Duration::from_secs(1),
+    };
+    pool.clone().into_store(settings).records()
+}
+
+/// The dead letters of a database. Made by [`dead_letters`].
+#[derive(Clone, Debug)]
+pub struct DeadLetters {
+    records: Arc<dyn Records>,
+}
+
+impl DeadLetters {
+    /// The dead letters that `query` asks for, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// When the database can't be read.
+    pub async fn list(&self, query: DeadLetterQuery) -> Result<Vec<DeadLetter>, StoreError> {
+        self.records
+            .dead_letters(query.group.as_deref(), query.after, query.limit)
+            .await
+    }
+
+    /// One dead letter, if it is there.
+    ///
+    /// # Errors
+    ///
+    /// When the database can't be read.
+    pub async fn get(&self, id: i64) -> Result<Option<DeadLetter>, StoreError> {
+        self.records.dead_letter(id).await
+    }
+
+    /// Deletes a dead letter for good. Returns whether it was there.
+    ///
+    /// # Errors
+    ///
+    /// When the database can't be written.
+    pub async fn discard(&self, id: i64) -> Result<bool, StoreError> {
+        self.records.remove(id).await
+    }
+
+    /// Sends a dead letter through its handler again, with all its attempts before it. Returns whether it was there.
+    ///
+    /// A running inbox that has the handler takes it up: at once in this process, within five seconds in others. A message
+    /// whose effect exists is a duplicate, as ever. On success the dead letter is deleted; when it fails for good again it
+    /// is here again. It shows as [`Replaying`](crate::DeadLetterStatus::Replaying) until then.
+    ///
+    /// # Errors
+    ///
+    /// When the database can't be written.
+    pub async fn replay(&self, id: i64) -> Result<bool, StoreError> {
+        let found = self.records.replay(id).await?;
+        REQUESTED.notify_waiters();
+        Ok(found)
+    }
+}
+
+/// Which dead letters to list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct DeadLetterQuery {
+    group: Option<String>,
+    after: i64,
+    limit: u32,
+}
+
+impl Default for DeadLetterQuery {
+    fn default() -> Self {
+        Self {
+            group: None,
+            after: 0,
+            limit: 100,
+        }
+    }
+}
+
+impl DeadLetterQuery {
+    /// Those of one group (default: of all).
+    pub fn group(mut self, group: impl Into<String>) -> Self {
+        self.group = Some(group.into());
+        self
+    }
+
+    /// Those whose number is above this one, for the next page (default 0).
+    pub fn after(mut self, id: i64) -> Self {
+        self.after = id;
+        self
+    }
+
+    /// At most so many (default 100).
+    pub fn limit(mut self, limit: u32) -> Self {
+        self.limit = limit;
+        self
+    }
+}

@@ -1,0 +1,185 @@
+//! What a program tells the inbox before it starts.
+
+use std::{any::TypeId, fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use super::{Inbox, InboxHandle, start};
+use crate::{
+    broker::{Broker, DynBroker},
+    error::Error,
+    extract::States,
+    registry::HandlerMeta,
+    store::{IntoStore, Migrate, Records, Store, StoreSettings, kind::AnyStore},
+    tally::Report,
+};
+
+pub(super) type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Late<T> = Box<dyn FnOnce(StoreSettings) -> T + Send>;
+
+/// Sets up an [`Inbox`]. What isn't set here comes from the environment.
+///
+/// ```no_run
+/// # #[cfg(all(feature = "embedded", feature = "sqlite"))]
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use inbox_runtime::{Embedded, Inbox, sqlx::SqlitePool};
+///
+/// let pool = SqlitePool::connect("sqlite://app.db?mode=rwc").await?;
+/// let report = Inbox::builder()
+///     .store(pool)
+///     .broker(Embedded::file("broker.db"))
+///     .groups(["billing"])
+///     .shutdown(async { tokio::signal::ctrl_c().await.unwrap_or(()) })
+///     .run()
+///     .await?;
+/// println!("{report}");
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a builder does nothing until it runs"]
+#[derive(Default)]
+pub struct InboxBuilder {
+    pub(super) stores: Vec<(TypeId, Late<AnyStore>)>,
+    pub(super) dead_letters: Option<Late<Arc<dyn Records>>>,
+    pub(super) broker: Option<DynBroker>,
+    pub(super) broker_url: Option<String>,
+    pub(super) states: States,
+    pub(super) groups: Option<Vec<String>>,
+    pub(super) select: Vec<Box<dyn Fn(&HandlerMeta) -> bool + Send>>,
+    pub(super) expected: Vec<(String, String)>,
+    pub(super) migrate: Option<Migrate>,
+    pub(super) ack_wait: Option<Duration>,
+    pub(super) lock_wait: Option<Duration>,
+    pub(super) shutdown_timeout: Option<Duration>,
+    pub(super) shutdown: Option<Signal>,
+    pub(super) abort: Option<Signal>,
+}
+
+impl InboxBuilder {
+    /// Gives the pool of a database: handlers that take its connection run in its transactions.
+    pub fn store<P>(mut self, pool: P) -> Self
+    where
+        P: IntoStore + Send + 'static,
+    {
+        let store: Late<AnyStore> = Box::new(move |settings| Box::new(pool.into_store(settings)) as AnyStore);
+        self.stores.retain(|(kind, _)| *kind != TypeId::of::<P::Store>());
+        self.stores.push((TypeId::of::<P::Store>(), store));
+        self
+    }
+
+    /// Says which database keeps the attempts and dead letters of handlers without a transaction. With one database it
+    /// is that one.
+    pub fn dead_letters<P>(mut self, pool: P) -> Self
+    where
+        P: IntoStore + Send + 'static,
+    {
+        self.dead_letters = Some(Box::new(move |settings| pool.into_store(settings).records()));
+        self
+    }
+
+    /// Gives the broker.
+    pub fn broker(mut self, broker: impl Broker) -> Self {
+        self.broker = Some(DynBroker::new(broker));
+        self
+    }
+
+    /// Names the broker by its URL, as `INBOX_BROKER_URL` does.
+    pub fn broker_url(mut self, url: impl Into<String>) -> Self {
+        self.broker_url = Some(url.into());
+        self
+    }
+
+    /// Gives a value that handlers take as `State<S>`.
+    pub fn state<S: Clone + Send + Sync + 'static>(mut self, state: S) -> Self {
+        self.states.insert(state);
+        self
+    }
+
+    /// Runs these groups only, as `INBOX_GROUPS` does. One without a handler is a start error.
+    pub fn groups<G: Into<String>>(mut self, groups: impl IntoIterator<Item = G>) -> Self {
+        self.groups = Some(groups.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Runs only the handlers that `select` accepts, of those that the groups leave.
+    pub fn select(mut self, select: impl Fn(&HandlerMeta) -> bool + Send + 'static) -> Self {
+        self.select.push(Box::new(select));
+        self
+    }
+
+    /// Makes it a start error when there is no handler of that group for that subject.
+    pub fn expect(mut self, group: impl Into<String>, subject: impl Into<String>) -> Self {
+        self.expected.push((group.into(), subject.into()));
+        self
+    }
+
+    /// Says what is done about the tables, as `INBOX_MIGRATE` does (default: they are made).
+    pub fn migrate(mut self, migrate: Migrate) -> Self {
+        self.migrate = Some(migrate);
+        self
+    }
+
+    /// Sets how long the broker waits for a sign of life before it delivers again, as `INBOX_ACK_WAIT` does (default
+    /// 30 s).
+    pub fn ack_wait(mut self, ack_wait: Duration) -> Self {
+        self.ack_wait = Some(ack_wait);
+        self
+    }
+
+    /// Sets how long a claim waits for another transaction, as `INBOX_LOCK_WAIT` does (default 1 s). On SQLite a pool
+    /// that is given by [`store`](Self::store) keeps its own `busy_timeout`.
+    pub fn lock_wait(mut self, lock_wait: Duration) -> Self {
+        self.lock_wait = Some(lock_wait);
+        self
+    }
+
+    /// Sets how long running handlers may take to finish when the inbox is told to stop, as `INBOX_SHUTDOWN_TIMEOUT`
+    /// does (default 25 s). Those that take longer are rolled back and their messages given back.
+    pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
+        self.shutdown_timeout = Some(timeout);
+        self
+    }
+
+    /// Stops the inbox when that future ends: running handlers finish, everything else is given back at once.
+    pub fn shutdown(mut self, signal: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.shutdown = Some(Box::pin(signal));
+        self
+    }
+
+    pub(crate) fn abort(mut self, signal: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.abort = Some(Box::pin(signal));
+        self
+    }
+
+    /// Checks everything, connects and subscribes. Nothing is consumed yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Start`] with every problem of what is registered and configured, else the first database or broker that
+    /// can't be used.
+    pub async fn build(self) -> Result<Inbox, Error> {
+        start::start(self).await
+    }
+
+    /// Runs until the [`shutdown`](Self::shutdown) future ends (without one, for ever).
+    ///
+    /// # Errors
+    ///
+    /// As [`build`](Self::build) and [`Inbox::run`].
+    pub async fn run(self) -> Result<Report, Error> {
+        self.build().await?.run().await
+    }
+
+    /// Runs in the background.
+    ///
+    /// # Errors
+    ///
+    /// As [`build`](Self::build): when this returns, everything is checked, connected and subscribed.
+    pub async fn spawn(self) -> Result<InboxHandle, Error> {
+        Ok(self.build().await?.spawn())
+    }
+}
+
+impl fmt::Debug for InboxBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InboxBuilder").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,332 @@
+//! The inbox of a program: the selected handlers on their broker and databases, and the ways to run them.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use futures_util::future::select_all;
+use tokio::{
+    task::{JoinHandle, JoinSet},
+    time::Instant,
+};
+
+mod builder;
+mod start;
+
+pub use builder::InboxBuilder;
+
+use crate::{
+    broker::DynSource,
+    error::Error,
+    outcome::Outcome,
+    pipeline::{
+        Job, Trouble, text,
+        worker::{Runner, Stop},
+    },
+    registry::HandlerMeta,
+    tally::{Report, Tally},
+};
+
+/// How often [`Inbox::process_one`] looks for dead letters to replay while it waits for a message.
+const REPLAY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The handlers of a program, checked, connected and subscribed. Made by [`Inbox::builder`].
+pub struct Inbox {
+    lines: Vec<Line>,
+    tally: Arc<Tally>,
+    shutdown_timeout: Duration,
+    shutdown: Option<builder::Signal>,
+    abort: Option<builder::Signal>,
+    /// The line that is looked at first for the next message, so that none starves.
+    next: usize,
+}
+
+/// One handler with its source.
+struct Line {
+    meta: &'static HandlerMeta,
+    runner: Arc<dyn Runner>,
+    source: DynSource,
+    trouble: Trouble,
+}
+
+impl Inbox {
+    /// Begins to set up an inbox.
+    pub fn builder() -> InboxBuilder {
+        InboxBuilder::default()
+    }
+
+    /// What became of the deliveries so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.tally.report()
+    }
+
+    /// The handlers that it runs.
+    pub fn handlers(&self) -> impl Iterator<Item = &'static HandlerMeta> {
+        self.lines.iter().map(|line| line.meta)
+    }
+
+    /// Waits for one message, handles and settles it. Returns `None` when there was none within `timeout`; a `timeout` of
+    /// zero takes what is ready. For tests and one-shot jobs.
+    ///
+    /// # Errors
+    ///
+    /// When the broker can't be asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// A message that is being handled when this is dropped is rolled back and comes again when its lease runs out.
+    pub async fn process_one(&mut self, timeout: Duration) -> Result<Option<Outcome>, Error> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(outcome) = self.process_ready(Duration::ZERO).await? {
+                return Ok(Some(outcome));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            if let Some((index, job)) = self.wait(left.min(REPLAY_INTERVAL)).await? {
+                return Ok(Some(self.step(index, job).await));
+            }
+        }
+    }
+
+    /// Handles messages, one at a time, until none is ready. A message that waits for its back-off isn't ready. Returns
+    /// what this call has done. For tests and one-shot jobs.
+    ///
+    /// # Errors
+    ///
+    /// When the broker can't be asked.
+    pub async fn run_until_idle(&mut self) -> Result<Report, Error> {
+        let before = self.report();
+        let idle_after = self
+            .lines
+            .iter()
+            .map(|line| line.source.idle_after())
+            .max()
+            .unwrap_or_default();
+        while self.process_ready(idle_after).await?.is_some() {}
+        Ok(self.report().since(&before))
+    }
+
+    /// Runs until it is told to stop by the builder's `shutdown` future; without one, for ever.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Aborted`] when it was told to stop twice, [`Error::Task`] when one of its own tasks panicked.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it stops at once: handlers are rolled back and their messages come again when their leases run out.
+    pub async fn run(self) -> Result<Report, Error> {
+        self.drive(Stop::default()).await
+    }
+
+    /// Runs in the background.
+    #[must_use = "the handle stops and watches the inbox"]
+    pub fn spawn(self) -> InboxHandle {
+        let stop = Stop::default();
+        let troubles = self
+            .lines
+            .iter()
+            .map(|line| (line.meta, line.trouble.clone()))
+            .collect();
+        let tally = self.tally.clone();
+        let task = tokio::spawn(self.drive(stop.clone()));
+        InboxHandle {
+            stop,
+            task,
+            troubles,
+            tally,
+        }
+    }
+
+    async fn drive(self, stop: Stop) -> Result<Report, Error> {
+        let mut tasks = JoinSet::new();
+        for line in self.lines {
+            tasks.spawn(line.runner.run(line.source, stop.clone()));
+        }
+        let stopping = stop_in_time(stop.clone(), self.shutdown, self.abort, self.shutdown_timeout);
+        let mut stopping = std::pin::pin!(stopping);
+        let mut aborted = false;
+        let mut stopped = false;
+        let mut death = None;
+        loop {
+            tokio::select! {
+                joined = tasks.join_next() => match joined {
+                    None => break,
+                    Some(Ok(())) => {}
+                    // One of our own tasks panicked: nothing is hidden, and the others are drained.
+                    Some(Err(error)) => {
+                        stop.drain.cancel();
+                        death = Some(error);
+                    }
+                },
+                how = &mut stopping, if !stopped => {
+                    stopped = true;
+                    aborted = how;
+                }
+            }
+        }
+        match death {
+            Some(error) => Err(error.into()),
+            None if aborted => Err(Error::Aborted),
+            None => {
+                let report = self.tally.report();
+                tracing::info!(%report, "stopped");
+                Ok(report)
+            }
+        }
+    }
+
+    /// Handles a message that is ready, of whichever handler has one.
+    async fn process_ready(&mut self, wait: Duration) -> Result<Option<Outcome>, Error> {
+        for offset in 0..self.lines.len() {
+            let index = (self.next + offset) % self.lines.len();
+            let line = &mut self.lines[index];
+            let replay = line.runner.next_replay().await.unwrap_or_else(|error| {
+                tracing::debug!(error = %text(&error), "no dead letters can be replayed now");
+                None
+            });
+            let job = match replay {
+                Some(job) => Some(job),
+                None => first(line.source.pull(1, Duration::ZERO).await?),
+            };
+            if let Some(job) = job {
+                return Ok(Some(self.step(index, job).await));
+            }
+        }
+        if wait.is_zero() {
+            return Ok(None);
+        }
+        match self.wait(wait).await? {
+            Some((index, job)) => Ok(Some(self.step(index, job).await)),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits for a message from any source.
+    async fn wait(&mut self, wait: Duration) -> Result<Option<(usize, Job)>, Error> {
+        let mut pulls: Vec<_> = self.lines.iter_mut().map(|line| line.source.pull(1, wait)).collect();
+        let mut indices: Vec<usize> = (0..pulls.len()).collect();
+        while !pulls.is_empty() {
+            let (pulled, index, rest) = select_all(pulls).await;
+            // `select_all` takes the finished one out as `swap_remove` does.
+            let line = indices.swap_remove(index);
+            if let Some(job) = first(pulled?) {
+                return Ok(Some((line, job)));
+            }
+            pulls = rest;
+        }
+        Ok(None)
+    }
+
+    async fn step(&mut self, index: usize, job: Job) -> Outcome {
+        self.next = (index + 1) % self.lines.len();
+        let line = &self.lines[index];
+        line.runner.step(job, line.source.ack_wait()).await
+    }
+}
+
+fn first(deliveries: Vec<(crate::delivery::Delivery, crate::broker::DynLease)>) -> Option<Job> {
+    deliveries
+        .into_iter()
+        .next()
+        .map(|(delivery, lease)| Job::new(delivery, lease))
+}
+
+/// Waits for the word to stop and sees to it that it is followed in time. Returns whether it came twice.
+async fn stop_in_time(
+    stop: Stop,
+    shutdown: Option<builder::Signal>,
+    abort: Option<builder::Signal>,
+    timeout: Duration,
+) -> bool {
+    let never = || Box::pin(std::future::pending()) as builder::Signal;
+    tokio::select! {
+        () = shutdown.unwrap_or_else(never) => stop.drain.cancel(),
+        () = stop.drain.cancelled() => {}
+    }
+    tokio::select! {
+        () = tokio::time::sleep(timeout) => {
+            tracing::warn!(timeout_s = timeout.as_secs_f64(), "handlers that are still running are rolled back");
+            stop.now.cancel();
+            false
+        }
+        () = abort.unwrap_or_else(never) => {
+            stop.now.cancel();
+            true
+        }
+    }
+}
+
+impl fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox")
+            .field("handlers", &self.lines.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// An inbox that runs in the background. Dropped, the inbox goes on.
+#[derive(Debug)]
+pub struct InboxHandle {
+    stop: Stop,
+    task: JoinHandle<Result<Report, Error>>,
+    troubles: Vec<(&'static HandlerMeta, Trouble)>,
+    tally: Arc<Tally>,
+}
+
+impl InboxHandle {
+    /// Tells the inbox to stop: running handlers finish, everything else is given back at once. Returns at once; wait
+    /// with [`join`](Self::join).
+    pub fn stop(&self) {
+        self.stop.drain.cancel();
+    }
+
+    /// Waits until the inbox has stopped.
+    ///
+    /// # Errors
+    ///
+    /// As [`Inbox::run`].
+    pub async fn join(self) -> Result<Report, Error> {
+        self.task.await?
+    }
+
+    /// What became of the deliveries so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.tally.report()
+    }
+
+    /// Whether it runs, and whether it can work.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        let live = !self.task.is_finished();
+        let mut reasons = Vec::new();
+        if !live {
+            reasons.push("the inbox has stopped".to_owned());
+        } else if self.stop.drain.is_cancelled() {
+            reasons.push("the inbox is stopping".to_owned());
+        }
+        for (meta, trouble) in &self.troubles {
+            reasons.extend(trouble.reasons().into_iter().map(|why| format!("{}: {why}", meta.name)));
+        }
+        Health {
+            live,
+            ready: reasons.is_empty(),
+            reasons,
+        }
+    }
+}
+
+/// Whether an inbox runs, and whether it can work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Health {
+    /// It has not come to an end.
+    pub live: bool,
+    /// It handles messages, or would if there were any.
+    pub ready: bool,
+    /// Why it is not ready.
+    pub reasons: Vec<String>,
+}

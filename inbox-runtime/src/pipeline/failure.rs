@@ -1,0 +1,240 @@
+//! Decides about a message that was not simply handled: duplicate, attempt, back-off, dead letter, or put off.
+
+use std::time::Duration;
+
+use super::{Attempt, Case, Done, Settle, text};
+use crate::{
+    extract::Rejection,
+    outcome::{HandlerError, Outcome, Verdict},
+    registry::{AckStrategy, Backoff},
+    store::{Fingerprint, NewDeadLetter, Reason, Store},
+};
+
+/// How long a message waits that could not be handled because the database or the broker failed, when nobody keeps it.
+const TROUBLE: Backoff = Backoff {
+    first: Duration::from_secs(1),
+    max: Duration::from_secs(30),
+};
+
+impl<S: Store> Case<'_, S> {
+    /// Decides what follows from how the transaction ended.
+    pub(super) async fn conclude(&mut self, attempt: Attempt) -> Done {
+        match attempt {
+            Attempt::Committed(handled) => {
+                self.forget_attempts().await;
+                let outcome = Outcome::from(handled);
+                tracing::debug!(%outcome, "handled");
+                self.acked(outcome)
+            }
+            Attempt::Duplicate(fingerprint) => self.duplicate(fingerprint).await,
+            Attempt::Failed(error) => self.failed(&error).await,
+            Attempt::Broken(how) => {
+                tracing::error!(error = how, "the handler broke its transaction");
+                self.bury(Reason::BrokenTransaction, how, None).await
+            }
+            Attempt::Locked(why) => self.locked(&why).await,
+            Attempt::Again(why) | Attempt::Unavailable(why) => {
+                if self.meta().ack == AckStrategy::AtMostOnce {
+                    return self.lost(&why);
+                }
+                self.deferred(&why).await
+            }
+        }
+    }
+
+    /// Acknowledged, now or before.
+    pub(super) fn acked(&self, outcome: Outcome) -> Done {
+        let settle = match self.meta().ack {
+            // What is settled before its turn under at_most_once (a rejected message) has not been acknowledged yet; a
+            // second acknowledgement of the others does no harm, but isn't needed.
+            AckStrategy::AtMostOnce if !matches!(outcome, Outcome::DeadLettered) => Settle::Acked,
+            _ => Settle::Ack,
+        };
+        Done { outcome, settle }
+    }
+
+    /// The group has handled a message of this id; whether it was this one, the fingerprint tells.
+    async fn duplicate(&mut self, kept: Fingerprint) -> Done {
+        let ours = self.claim().fingerprint;
+        if !kept.same_subject(ours) {
+            let text = format!(
+                "the message's id belongs to a message of another subject that this group has handled; ids must be \
+                 unique within the group, not only within `{}`",
+                self.job.delivery.subject
+            );
+            return self.bury(Reason::IdReused, text, None).await;
+        }
+        if !kept.same(ours) {
+            tracing::warn!(
+                "a message with the id of one that was handled has another payload; it is taken for a duplicate"
+            );
+        }
+        self.forget_attempts().await;
+        tracing::debug!("handled before");
+        self.acked(Outcome::Duplicate)
+    }
+
+    /// Forgets the attempts that led to success. They do no harm if that fails.
+    async fn forget_attempts(&mut self) {
+        if self.job.counted.take().is_none() {
+            return;
+        }
+        if let Err(error) = self.pipeline.records.clear_attempts(&self.key).await {
+            tracing::warn!(error = %text(&error), "the attempts of a handled message could not be deleted");
+        }
+    }
+
+    /// Takes back the attempt that was counted in advance and wasn't one.
+    async fn take_back_attempt(&mut self) {
+        if self.job.counted.is_none() {
+            return;
+        }
+        match self.pipeline.records.take_back_attempt(&self.key).await {
+            Ok(()) => self.job.counted = None,
+            // It stays counted, and this delivery isn't counted again.
+            Err(error) => tracing::debug!(error = %text(&error), "an attempt could not be taken back"),
+        }
+    }
+
+    /// The handler failed.
+    async fn failed(&mut self, error: &HandlerError) -> Done {
+        let report = error.report();
+        match (self.meta().ack, error.verdict()) {
+            (AckStrategy::AtMostOnce, _) => return self.lost(&report),
+            (AckStrategy::OnPersist, _) => return self.bury(Reason::Persisted, report, None).await,
+            (_, Verdict::Permanent) => return self.bury(Reason::Permanent, report, None).await,
+            _ => {}
+        }
+        let counted = self.job.counted.is_some();
+        let attempts = match self.pipeline.records.record_failure(&self.key, counted, &report).await {
+            Ok(attempts) => attempts,
+            Err(error) => return self.deferred(&text(&error)).await,
+        };
+        if self.meta().max_attempts.is_some_and(|max| attempts >= max) {
+            return self.bury(Reason::Exhausted, report, Some(attempts)).await;
+        }
+        let delay = match error.verdict() {
+            Verdict::RetryAfter(delay) => delay,
+            _ => self.meta().backoff.delay(attempts),
+        };
+        tracing::warn!(
+            attempts,
+            delay_ms = millis(delay),
+            error = report,
+            "the handler failed; the message comes again"
+        );
+        Done {
+            outcome: Outcome::Failed,
+            settle: Settle::Back(delay),
+        }
+    }
+
+    /// The handler failed on a message that was acknowledged before.
+    fn lost(&self, why: &str) -> Done {
+        tracing::error!(
+            error = why,
+            "the handler failed; under at_most_once the message is lost"
+        );
+        Done {
+            outcome: Outcome::Failed,
+            settle: Settle::Acked,
+        }
+    }
+
+    /// An extractor refused the message, or it has no usable id.
+    pub(super) async fn reject(&mut self, rejection: &Rejection) -> Done {
+        match self.handled_before().await {
+            Ok(Some(kept)) => return self.duplicate(kept).await,
+            Ok(None) => {}
+            Err(done) => return done,
+        }
+        self.bury(Reason::Rejected, text(rejection), None).await
+    }
+
+    /// The attempts were used up before; the process may have died in each of them.
+    pub(super) async fn exhausted(&mut self, attempts: u32, error: Option<String>) -> Done {
+        match self.handled_before().await {
+            Ok(Some(kept)) => return self.duplicate(kept).await,
+            Ok(None) => {}
+            Err(done) => return done,
+        }
+        let error = error.unwrap_or_else(|| {
+            "none of the attempts came to an end: the process died in each of them (abort, stack overflow, out of memory)"
+                .to_owned()
+        });
+        self.bury(Reason::Exhausted, error, Some(attempts)).await
+    }
+
+    /// Whether the inbox has the message, whatever else is wrong with it.
+    async fn handled_before(&mut self) -> Result<Option<Fingerprint>, Done> {
+        let (true, Some(id)) = (self.claims(), self.id.clone()) else {
+            return Ok(None);
+        };
+        match self.pipeline.records.handled(self.meta().group, &id).await {
+            Ok(kept) => Ok(kept),
+            Err(error) => Err(self.deferred(&text(&error)).await),
+        }
+    }
+
+    /// Writes the dead letter; only then is the message acknowledged.
+    async fn bury(&mut self, reason: Reason, error: String, attempts: Option<u32>) -> Done {
+        let delivery = &self.job.delivery;
+        let letter = NewDeadLetter {
+            key: self.key.clone(),
+            subject: delivery.subject.clone(),
+            message_id: self.id.clone(),
+            headers: delivery.headers.clone(),
+            payload: delivery.payload.clone(),
+            published_at: delivery.published_at,
+            reason,
+            error,
+            attempts: attempts
+                .or(self.job.counted)
+                .unwrap_or(u32::from(reason != Reason::Rejected)),
+        };
+        if let Err(error) = self.pipeline.records.bury(&letter).await {
+            return self
+                .deferred(&format!("the dead letter could not be written: {}", text(&error)))
+                .await;
+        }
+        tracing::error!(
+            reason = reason.as_str(),
+            attempts = letter.attempts,
+            error = letter.error,
+            "the message went to the dead letters"
+        );
+        self.acked(Outcome::DeadLettered)
+    }
+
+    /// Somebody else holds what the claim needs.
+    async fn locked(&mut self, why: &str) -> Done {
+        self.take_back_attempt().await;
+        let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
+        let delay = self.meta().backoff.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
+        tracing::info!(
+            delay_ms = millis(delay),
+            error = why,
+            "the message is locked; it comes again"
+        );
+        Done {
+            outcome: Outcome::Locked,
+            settle: Settle::Back(delay),
+        }
+    }
+
+    /// The database or the broker failed, which is not the message's fault.
+    pub(super) async fn deferred(&mut self, why: &str) -> Done {
+        self.take_back_attempt().await;
+        self.pipeline.trouble.enter(why);
+        let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
+        let delay = TROUBLE.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
+        Done {
+            outcome: Outcome::Deferred,
+            settle: Settle::Back(delay),
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

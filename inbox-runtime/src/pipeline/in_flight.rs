@@ -1,0 +1,96 @@
+//! The deliveries that are out, whose leases are kept alive while they wait and while they are handled.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::text;
+use crate::broker::DynLease;
+
+/// How long a lease is kept beyond the handler's timeout: for what comes after the handler.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// The deliveries that are out. Clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct InFlight(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    next: AtomicU64,
+    leases: Mutex<HashMap<u64, Held>>,
+}
+
+struct Held {
+    lease: DynLease,
+    /// When nobody believes any more that the handler comes back.
+    until: Option<Instant>,
+}
+
+impl InFlight {
+    /// Keeps a lease alive until the result is dropped.
+    pub(crate) fn hold(&self, lease: DynLease) -> Hold {
+        let number = self.0.next.fetch_add(1, Ordering::Relaxed);
+        self.lock().insert(number, Held { lease, until: None });
+        Hold {
+            in_flight: self.clone(),
+            number,
+        }
+    }
+
+    /// Reports progress on every lease that is held, three times within each `ack_wait`. Never returns.
+    pub(crate) async fn keep_alive(&self, ack_wait: Duration) {
+        let mut ticks = tokio::time::interval((ack_wait / 3).max(Duration::from_millis(10)));
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        ticks.tick().await;
+        loop {
+            ticks.tick().await;
+            for lease in self.alive() {
+                if let Err(error) = lease.progress().await {
+                    tracing::debug!(error = %text(&error), "progress on a delivery could not be reported");
+                }
+            }
+        }
+    }
+
+    fn alive(&self) -> Vec<DynLease> {
+        let now = Instant::now();
+        self.lock()
+            .values()
+            .filter(|held| held.until.is_none_or(|until| now < until))
+            .map(|held| held.lease.clone())
+            .collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Held>> {
+        self.0.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A lease that is kept alive until this is dropped.
+pub(crate) struct Hold {
+    in_flight: InFlight,
+    number: u64,
+}
+
+impl Hold {
+    /// The handler begins: if it hangs past its timeout in a way that can't be stopped, the lease is let go.
+    pub(crate) fn handling(&self, timeout: Duration) {
+        let until = Instant::now().checked_add(timeout.saturating_add(GRACE));
+        if let Some(held) = self.in_flight.lock().get_mut(&self.number) {
+            held.until = until;
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.in_flight.lock().remove(&self.number);
+    }
+}

@@ -1,0 +1,439 @@
+//! Takes one delivery from its decoding to its ack.
+//!
+//! ```text
+//! broker ─▶ decode ─▶ begin ─▶ claim ─▶ handle ─▶ seal ─▶ commit ─▶ ack
+//!             │                  │         │        │        │
+//!          reject         duplicate│locked error  broken   error
+//!             ▼               ack  │ later   ▼        ▼
+//!        dead letter               ▼      rollback; nothing was acknowledged, so the message comes again
+//! ```
+//!
+//! [`process`](Pipeline::process) walks this path once and says how the message is to be settled; `failure` decides about
+//! everything that goes wrong on it; `worker` runs it for many messages at a time.
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures_util::FutureExt;
+use tracing::Instrument;
+
+use crate::{
+    bound::Bound,
+    broker::DynLease,
+    delivery::Delivery,
+    extract::{DeliveryContext, Meta, Rejection, States},
+    failpoint::failpoint,
+    identity,
+    outcome::{Handled, HandlerError, Outcome},
+    registry::{AckStrategy, Decode, HandlerMeta},
+    store::{
+        AbandonError, AttemptKey, Attempts, Claim, Claimed, DatabaseFaultRef, FaultClass, Fingerprint, FinishError,
+        Records, Session, Store, StoreError,
+    },
+    tally::Tally,
+};
+
+mod failure;
+mod in_flight;
+pub(crate) mod replay;
+mod trouble;
+pub(crate) mod worker;
+
+pub(crate) use in_flight::InFlight;
+pub(crate) use trouble::Trouble;
+
+/// How many fresh transactions a message gets at once when the database asks for another (serialization, deadlock).
+const ROUNDS: u32 = 3;
+
+/// One handler with everything that it needs to run.
+pub(crate) struct Pipeline<S: Store> {
+    pub(crate) meta: HandlerMeta,
+    pub(crate) decode: Decode<S>,
+    pub(crate) store: S,
+    pub(crate) records: Arc<dyn Records>,
+    pub(crate) states: Arc<States>,
+    pub(crate) tally: Arc<Tally>,
+    pub(crate) trouble: Trouble,
+    pub(crate) in_flight: InFlight,
+}
+
+/// A delivery on its way.
+pub(crate) struct Job {
+    pub(crate) delivery: Delivery,
+    pub(crate) lease: DynLease,
+    /// The attempts so far, this one included, if it was counted before it was made.
+    counted: Option<u32>,
+}
+
+impl Job {
+    pub(crate) fn new(delivery: Delivery, lease: DynLease) -> Self {
+        Self {
+            delivery,
+            lease,
+            counted: None,
+        }
+    }
+}
+
+/// What became of a delivery, and how it is to be settled.
+pub(crate) struct Done {
+    pub(crate) outcome: Outcome,
+    settle: Settle,
+}
+
+enum Settle {
+    /// Acknowledge it.
+    Ack,
+    /// It was acknowledged before the handler ran.
+    Acked,
+    /// Give it back, to come again after this time.
+    Back(Duration),
+}
+
+/// How one transaction ended.
+enum Attempt {
+    Committed(Handled),
+    Duplicate(Fingerprint),
+    Failed(HandlerError),
+    /// The handler ended the transaction itself.
+    Broken(String),
+    Locked(String),
+    Again(String),
+    Unavailable(String),
+}
+
+impl From<StoreError> for Attempt {
+    fn from(error: StoreError) -> Self {
+        match &error {
+            StoreError::Locked(_) => Self::Locked(text(&error)),
+            StoreError::Unavailable(_) => Self::Unavailable(text(&error)),
+        }
+    }
+}
+
+impl<S: Store> Pipeline<S> {
+    /// Handles one delivery. It is not settled yet, except that at_most_once acknowledges before it begins.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it rolls back or has committed; the message was not acknowledged (at_most_once aside).
+    pub(crate) async fn process(&self, session: &mut Option<S::Session>, job: &mut Job) -> Done {
+        let identity = identity::of(&job.delivery, self.meta.id);
+        let span = tracing::info_span!(
+            "inbox.handle",
+            group = self.meta.group,
+            subject = job.delivery.subject,
+            handler = self.meta.name,
+            message_id = identity.as_ref().map_or("", |found| found.id.as_str()),
+            delivery_count = job.delivery.delivery_count,
+            outcome = tracing::field::Empty,
+        );
+        let key = AttemptKey {
+            group: self.meta.group.to_owned(),
+            handler: self.meta.name.to_owned(),
+            position: job.delivery.position.clone(),
+        };
+        let (id, refused) = match identity {
+            Ok(found) => {
+                self.warn_positional(found.positional);
+                (Some(found.id), None)
+            }
+            Err(rejection) => (None, Some(rejection)),
+        };
+        let mut case = Case {
+            pipeline: self,
+            job,
+            key,
+            id,
+        };
+        let done = case.run(session, refused).instrument(span.clone()).await;
+        span.record("outcome", done.outcome.as_str());
+        done
+    }
+
+    /// Says once that copies which the producer makes can't be told from new messages.
+    fn warn_positional(&self, positional: bool) {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        static WARNED: AtomicBool = AtomicBool::new(false);
+        if positional && self.meta.id == crate::registry::IdSource::Auto && !WARNED.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                group = self.meta.group,
+                subject = self.meta.subject,
+                "a message has no id header, so its position in the broker is its id: redeliveries are recognised, but a \
+                 message that its producer sends twice is not; let the producer set `message_id`, or write \
+                 `id = \"position\"` if that is meant"
+            );
+        }
+    }
+
+    /// Settles a delivery as [`process`](Self::process) said.
+    pub(crate) async fn settle(&self, job: &Job, done: Done) -> Outcome {
+        match done.settle {
+            Settle::Ack => {
+                failpoint!("before_ack");
+                let acked = job.lease.ack().await;
+                self.tally.count_ack(acked.is_ok());
+                if let Err(error) = acked {
+                    tracing::warn!(
+                        handler = self.meta.name,
+                        error = %text(&error),
+                        "the acknowledgement failed; the message comes again and is recognised"
+                    );
+                }
+                failpoint!("after_ack");
+            }
+            Settle::Acked => {}
+            Settle::Back(delay) => self.give_back(job, delay).await,
+        }
+        self.tally.count(done.outcome);
+        done.outcome
+    }
+
+    /// Gives a delivery back to come again after `delay`; if that fails it comes again when its lease runs out.
+    pub(crate) async fn give_back(&self, job: &Job, delay: Duration) {
+        if let Err(error) = job.lease.nak(delay).await {
+            tracing::debug!(handler = self.meta.name, error = %text(&error), "the message could not be given back");
+        }
+    }
+}
+
+/// One delivery in the hands of one pipeline.
+struct Case<'a, S: Store> {
+    pipeline: &'a Pipeline<S>,
+    job: &'a mut Job,
+    key: AttemptKey,
+    id: Option<String>,
+}
+
+impl<S: Store> Case<'_, S> {
+    fn meta(&self) -> &HandlerMeta {
+        &self.pipeline.meta
+    }
+
+    fn claims(&self) -> bool {
+        self.meta().ack == AckStrategy::ExactlyOnce
+    }
+
+    async fn run(&mut self, session: &mut Option<S::Session>, refused: Option<Rejection>) -> Done {
+        // A message that kills the process must come to an end too: its attempt is on record before it is made. (Under
+        // at_most_once there is no second one.)
+        if self.job.delivery.redelivered && self.meta().ack != AckStrategy::AtMostOnce {
+            if let Some(done) = self.count_attempt().await {
+                return done;
+            }
+        }
+        if let Some(rejection) = refused {
+            return self.reject(&rejection).await;
+        }
+        for round in 1.. {
+            let bound = match self.decode() {
+                Ok(Ok(bound)) => bound,
+                Ok(Err(rejection)) => return self.reject(&rejection).await,
+                Err(panic) => return self.conclude(Attempt::Failed(panic)).await,
+            };
+            if round == 1 {
+                failpoint!("after_decode");
+                if let Err(done) = self.ack_first(session).await {
+                    return done;
+                }
+            }
+            match self.attempt(session, bound).await {
+                Attempt::Again(_) if round < ROUNDS && self.meta().ack != AckStrategy::AtMostOnce => {}
+                attempt => return self.conclude(attempt).await,
+            }
+        }
+        unreachable!("the last round concludes")
+    }
+
+    /// Counts the attempt that is about to be made, or says why none is.
+    async fn count_attempt(&mut self) -> Option<Done> {
+        if self.job.counted.is_some() {
+            return None;
+        }
+        failpoint!("before_attempt");
+        let begun = self
+            .pipeline
+            .records
+            .begin_attempt(&self.key, self.meta().max_attempts)
+            .await;
+        failpoint!("after_attempt");
+        match begun {
+            Ok(Attempts::Begun(attempts)) => {
+                self.job.counted = Some(attempts);
+                None
+            }
+            Ok(Attempts::Buried) => Some(self.acked(Outcome::DeadLettered)),
+            Ok(Attempts::Exhausted(attempts, error)) => Some(self.exhausted(attempts, error).await),
+            Err(error) => Some(self.conclude(error.into()).await),
+        }
+    }
+
+    /// Makes the arguments. The outer error is a panic of an extractor, which counts as an attempt.
+    fn decode(&self) -> Result<Result<Bound<S>, Rejection>, HandlerError> {
+        let id = self.id.clone().unwrap_or_default();
+        let meta = Meta::new(self.meta().group, id, &self.job.delivery);
+        let context = DeliveryContext::new(&self.job.delivery, &meta, &self.pipeline.states);
+        std::panic::catch_unwind(AssertUnwindSafe(|| (self.pipeline.decode)(&context)))
+            .map_err(|panic| HandlerError::from(format!("an argument panicked: {}", panic_text(&*panic))))
+    }
+
+    /// Under at_most_once: shows that the database lives, or an outage would discard the backlog, then acknowledges.
+    async fn ack_first(&mut self, session: &mut Option<S::Session>) -> Result<(), Done> {
+        if self.meta().ack != AckStrategy::AtMostOnce {
+            return Ok(());
+        }
+        match self.pipeline.store.session().await {
+            Ok(live) => *session = Some(live),
+            Err(error) => return Err(self.deferred(&text(&error)).await),
+        }
+        failpoint!("before_ack");
+        if let Err(error) = self.job.lease.ack_confirmed().await {
+            self.pipeline.tally.count_ack(false);
+            return Err(self.deferred(&text(&error)).await);
+        }
+        self.pipeline.tally.count_ack(true);
+        failpoint!("after_ack");
+        Ok(())
+    }
+
+    /// One transaction: begin, claim, handle, seal, commit.
+    async fn attempt(&self, session: &mut Option<S::Session>, bound: Bound<S>) -> Attempt {
+        let mut live = match session.take() {
+            Some(live) => live,
+            None => match self.pipeline.store.session().await {
+                Ok(live) => live,
+                Err(error) => return error.into(),
+            },
+        };
+        if let Err(error) = live.begin().await {
+            return error.into();
+        }
+        if self.claims() {
+            match live.claim(&self.claim()).await {
+                Ok(Claimed::Fresh) => {}
+                Ok(Claimed::Duplicate(fingerprint)) => {
+                    if live.abandon().await.is_ok() {
+                        *session = Some(live);
+                    }
+                    return Attempt::Duplicate(fingerprint);
+                }
+                Err(error) => return error.into(),
+            }
+        }
+        let handled = self.handle(live.conn(), bound).await;
+        failpoint!("before_seal");
+        let (attempt, usable) = match handled {
+            Ok(handled) => commit(&mut live, handled).await,
+            Err(error) => self.roll_back(&mut live, error).await,
+        };
+        if usable {
+            *session = Some(live);
+        }
+        attempt
+    }
+
+    fn claim(&self) -> Claim<'_> {
+        let delivery = &self.job.delivery;
+        Claim {
+            group: self.meta().group,
+            message_id: self.id.as_deref().unwrap_or(&delivery.position),
+            fingerprint: Fingerprint::of(&delivery.subject, delivery.payload.as_deref()),
+        }
+    }
+
+    /// Runs the handler: a panic and a timeout become errors of it.
+    async fn handle(&self, conn: &mut S::Conn, bound: Bound<S>) -> Result<Handled, HandlerError> {
+        let timeout = self.meta().timeout;
+        // The future is made, polled and dropped inside, so that a panic in a destructor is caught as well.
+        let contained = AssertUnwindSafe(async move { tokio::time::timeout(timeout, bound.call(conn)).await });
+        match contained.catch_unwind().await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => {
+                let limit = humantime::format_duration(timeout);
+                Err(HandlerError::from(format!(
+                    "the handler took longer than its timeout of {limit}"
+                )))
+            }
+            Err(panic) => Err(HandlerError::from(format!(
+                "the handler panicked: {}",
+                panic_text(&*panic)
+            ))),
+        }
+    }
+
+    /// Rolls back after an error of the handler, which also tells whether the connection lives. The flag says whether the
+    /// session can be used again.
+    async fn roll_back(&self, session: &mut S::Session, error: HandlerError) -> (Attempt, bool) {
+        match session.abandon().await {
+            Ok(()) => {}
+            Err(AbandonError::Broken(how)) => {
+                return (
+                    Attempt::Broken(format!("{how}; then the handler failed: {}", error.report())),
+                    false,
+                );
+            }
+            Err(AbandonError::Lost(lost)) => {
+                return (
+                    Attempt::Unavailable(format!("{}; the rollback: {}", error.report(), text(&lost))),
+                    false,
+                );
+            }
+        }
+        let class = error
+            .fault()
+            .map(|fault| self.pipeline.store.classify(&DatabaseFaultRef(fault)));
+        match class {
+            None | Some(FaultClass::Handler) => (Attempt::Failed(error), true),
+            Some(FaultClass::Again) => (Attempt::Again(error.report()), true),
+            Some(FaultClass::Unavailable) => (Attempt::Unavailable(error.report()), false),
+        }
+    }
+}
+
+/// Seals and commits. The flag says whether the session can be used again.
+async fn commit<S: Session>(session: &mut S, handled: Handled) -> (Attempt, bool) {
+    match session.finish(false).await {
+        Ok(()) => {
+            failpoint!("after_commit");
+            (Attempt::Committed(handled), true)
+        }
+        Err(FinishError::Broken(how)) => (Attempt::Broken(how), false),
+        Err(FinishError::Refused(error)) => {
+            let error = HandlerError::from(error);
+            (
+                Attempt::Failed(HandlerError::from(format!(
+                    "the commit was refused: {}",
+                    error.report()
+                ))),
+                false,
+            )
+        }
+        Err(FinishError::Again(error)) => (Attempt::Again(text(&error)), false),
+        Err(FinishError::Unknown(error)) => (
+            Attempt::Unavailable(format!("the outcome of the commit is unknown: {}", text(&error))),
+            false,
+        ),
+    }
+}
+
+/// An error with everything beneath it, in one line.
+pub(crate) fn text(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        let text = error.to_string();
+        if !line.ends_with(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        next = error.source();
+    }
+    line
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(no text)")
+}

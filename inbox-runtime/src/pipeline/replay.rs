@@ -1,0 +1,74 @@
+//! Dead letters that are to be replayed, as a second source of deliveries.
+
+use std::{
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use super::{Job, Pipeline};
+use crate::{
+    broker::{BrokerError, Lease},
+    delivery::Delivery,
+    store::{DeadLetter, Records, Store, StoreError},
+};
+
+/// How long a dead letter that is being replayed is nobody else's.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// Tells the pipelines of this process at once that there is something to replay; others find it when they next look.
+pub(crate) static REQUESTED: LazyLock<Notify> = LazyLock::new(Notify::new);
+
+impl<S: Store> Pipeline<S> {
+    /// Takes up to `max` dead letters of this handler that are to be replayed.
+    pub(crate) async fn take_replays(&self, max: usize) -> Result<Vec<Job>, StoreError> {
+        let letters = self
+            .records
+            .take_replays(self.meta.group, self.meta.name, max, LEASE)
+            .await?;
+        Ok(letters.into_iter().map(|letter| self.replay(letter)).collect())
+    }
+
+    fn replay(&self, letter: DeadLetter) -> Job {
+        let lease = ReplayLease {
+            records: self.records.clone(),
+            id: letter.id,
+        };
+        let mut delivery = Delivery::new(letter.subject, letter.position);
+        delivery.headers = letter.headers;
+        delivery.payload = letter.payload;
+        delivery.published_at = letter.published_at;
+        delivery.redelivered = true;
+        Job::new(delivery, Arc::new(lease))
+    }
+}
+
+/// The lease of a dead letter.
+struct ReplayLease {
+    records: Arc<dyn Records>,
+    id: i64,
+}
+
+impl Lease for ReplayLease {
+    /// A letter that was buried anew meanwhile is no longer marked as to be replayed, and stays.
+    async fn ack(&self) -> Result<(), BrokerError> {
+        self.records.replayed(self.id).await.map_err(unavailable)
+    }
+
+    async fn ack_confirmed(&self) -> Result<(), BrokerError> {
+        self.ack().await
+    }
+
+    async fn nak(&self, delay: Duration) -> Result<(), BrokerError> {
+        self.records.postpone_replay(self.id, delay).await.map_err(unavailable)
+    }
+
+    async fn progress(&self) -> Result<(), BrokerError> {
+        self.records.postpone_replay(self.id, LEASE).await.map_err(unavailable)
+    }
+}
+
+fn unavailable(error: StoreError) -> BrokerError {
+    BrokerError::unavailable("a dead letter that was replayed could not be settled", error)
+}

@@ -1,0 +1,68 @@
+//! Whether a pipeline can work, and why not: what stops it from pulling and makes it report not ready.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::watch;
+
+/// The trouble of one pipeline, if there is any. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Trouble(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    database: watch::Sender<Option<String>>,
+    broker: Mutex<Option<String>>,
+}
+
+impl Trouble {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Inner {
+            database: watch::Sender::new(None),
+            broker: Mutex::new(None),
+        }))
+    }
+
+    /// A message could not be handled for a reason that will hold for the next one too.
+    pub(super) fn enter(&self, why: &str) {
+        self.0.database.send_if_modified(|trouble| {
+            let new = trouble.is_none();
+            if new {
+                tracing::error!(error = why, "messages can't be handled now; waiting for that to pass");
+            }
+            *trouble = Some(why.to_owned());
+            new
+        });
+    }
+
+    /// A message was handled.
+    pub(super) fn leave(&self) {
+        self.0.database.send_if_modified(|trouble| {
+            let old = trouble.take().is_some();
+            if old {
+                tracing::info!("messages are handled again");
+            }
+            old
+        });
+    }
+
+    /// Returns when there is none.
+    pub(super) async fn passed(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.0.database.subscribe().wait_for(Option::is_none).await;
+    }
+
+    /// Notes whether the broker could be asked. Returns whether that has changed.
+    pub(super) fn broker(&self, trouble: Option<String>) -> bool {
+        let mut current = self.0.broker.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = current.is_some() != trouble.is_some();
+        *current = trouble;
+        changed
+    }
+
+    /// Everything that is wrong now.
+    pub(crate) fn reasons(&self) -> Vec<String> {
+        let database = self.0.database.borrow().clone();
+        let broker = self.0.broker.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        database.into_iter().chain(broker).collect()
+    }
+}

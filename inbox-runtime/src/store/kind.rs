@@ -1,0 +1,134 @@
+//! The stores that are compiled in, behind `dyn`: what the start of the program needs of each.
+
+use std::{
+    any::{Any, TypeId},
+    marker::PhantomData,
+    sync::Arc,
+};
+
+use super::{BoxFuture, ConnectError, Records, Store, StoreSettings, detached::Detached};
+use crate::{
+    extract::States,
+    pipeline::{InFlight, Pipeline, Trouble, worker::Runner},
+    registry::{HandlerMeta, Registration},
+    tally::Tally,
+};
+
+/// A connected store whose type is not of interest.
+pub(crate) type AnyStore = Box<dyn Any + Send + Sync>;
+
+/// What all pipelines of a program share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) states: Arc<States>,
+    pub(crate) tally: Arc<Tally>,
+}
+
+/// A handler that was registered with one of the stores.
+pub(crate) trait Entry {
+    fn meta(&self) -> &'static HandlerMeta;
+
+    /// The type of its store.
+    fn store(&self) -> TypeId;
+
+    /// What its arguments lack.
+    fn missing(&self, states: &States) -> Vec<String>;
+
+    /// Its pipeline; `None` if `store` is another kind of store.
+    fn pipeline(&self, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Trouble)>;
+}
+
+/// One kind of store.
+pub(crate) trait Kind {
+    fn store(&self) -> TypeId;
+    fn name(&self) -> &'static str;
+    fn variable(&self) -> &'static str;
+    fn schemes(&self) -> &'static [&'static str];
+    fn example_url(&self) -> &'static str;
+    fn transactional(&self) -> bool;
+    fn entries(&self) -> Vec<Box<dyn Entry>>;
+    fn connect<'a>(&self, url: &'a str, settings: StoreSettings) -> BoxFuture<'a, Result<AnyStore, ConnectError>>;
+    fn records(&self, store: &AnyStore) -> Option<Arc<dyn Records>>;
+}
+
+/// Every kind that is compiled in; a line for each.
+pub(crate) fn kinds() -> Vec<Box<dyn Kind>> {
+    vec![
+        #[cfg(feature = "sqlite")]
+        Box::new(Of::<super::sqlite::SqliteStore>(PhantomData)),
+        Box::new(Of::<Detached>(PhantomData)),
+    ]
+}
+
+struct Of<S>(PhantomData<fn() -> S>);
+
+impl<S: Store> Kind for Of<S> {
+    fn store(&self) -> TypeId {
+        TypeId::of::<S>()
+    }
+
+    fn name(&self) -> &'static str {
+        S::NAME
+    }
+
+    fn variable(&self) -> &'static str {
+        S::VARIABLE
+    }
+
+    fn schemes(&self) -> &'static [&'static str] {
+        S::SCHEMES
+    }
+
+    fn example_url(&self) -> &'static str {
+        S::EXAMPLE_URL
+    }
+
+    fn transactional(&self) -> bool {
+        S::TRANSACTIONAL
+    }
+
+    fn entries(&self) -> Vec<Box<dyn Entry>> {
+        S::registrations()
+            .into_iter()
+            .map(|registration| Box::new(registration) as Box<dyn Entry>)
+            .collect()
+    }
+
+    fn connect<'a>(&self, url: &'a str, settings: StoreSettings) -> BoxFuture<'a, Result<AnyStore, ConnectError>> {
+        Box::pin(async move { Ok(Box::new(S::connect(url, settings).await?) as AnyStore) })
+    }
+
+    fn records(&self, store: &AnyStore) -> Option<Arc<dyn Records>> {
+        Some(store.downcast_ref::<S>()?.records())
+    }
+}
+
+impl<S: Store> Entry for &'static Registration<S> {
+    fn meta(&self) -> &'static HandlerMeta {
+        &self.meta
+    }
+
+    fn store(&self) -> TypeId {
+        TypeId::of::<S>()
+    }
+
+    fn missing(&self, states: &States) -> Vec<String> {
+        self.checks.iter().filter_map(|check| check(states).err()).collect()
+    }
+
+    fn pipeline(&self, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Trouble)> {
+        let store = store.downcast_ref::<S>()?.clone();
+        let trouble = Trouble::new();
+        let pipeline = Pipeline {
+            meta: self.meta.clone(),
+            decode: self.decode,
+            records: store.records(),
+            store,
+            states: shared.states.clone(),
+            tally: shared.tally.clone(),
+            trouble: trouble.clone(),
+            in_flight: InFlight::default(),
+        };
+        Some((Arc::new(pipeline), trouble))
+    }
+}

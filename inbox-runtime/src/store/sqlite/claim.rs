@@ -1,0 +1,178 @@
+//! The session of a worker on SQLite: begin, claim, seal, commit.
+
+use std::time::Duration;
+
+use sqlx::{Connection, Row, Sqlite, SqliteConnection};
+
+use super::{SqliteStore, Writer, guard::Guard, trouble, unavailable};
+use crate::{
+    failpoint::failpoint,
+    store::{AbandonError, Claim, Claimed, Fingerprint, FinishError, Session, StoreError, transaction},
+};
+
+/// How long a rollback may wait for a statement that a dropped handler left running.
+const ROLLBACK_WAIT: Duration = Duration::from_secs(10);
+
+/// A worker's hold on the database. It keeps neither a connection nor its turn to write between two messages.
+#[derive(Debug)]
+pub struct SqliteSession {
+    store: SqliteStore,
+    open: Option<Open>,
+}
+
+/// An open transaction. Dropped, its connection is closed, which rolls back.
+#[derive(Debug)]
+struct Open {
+    writer: Writer,
+    guard: Guard,
+    ended: bool,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.writer.conn.close_on_drop();
+        }
+    }
+}
+
+impl SqliteSession {
+    pub(super) fn new(store: SqliteStore) -> Self {
+        Self { store, open: None }
+    }
+
+    fn take_open(&mut self) -> Result<Open, sqlx::Error> {
+        self.open.take().ok_or(sqlx::Error::WorkerCrashed)
+    }
+}
+
+impl Open {
+    /// Shows that the transaction is ours and nobody else's, and that nothing is open inside it.
+    async fn seal(&mut self) -> Result<(), FinishError> {
+        // A nested transaction that was dropped is rolled back by the connection's thread: wait until it has been.
+        self.writer.conn.ping().await.map_err(FinishError::Unknown)?;
+        let depth = transaction::depth::<Sqlite>(&self.writer.conn);
+        self.guard
+            .ending()
+            .map_err(|text| FinishError::Broken(text.to_owned()))?;
+        if depth == 1 {
+            Ok(())
+        } else {
+            Err(FinishError::Broken(
+                "the handler left a nested transaction open; commit it, roll it back or let it drop".to_owned(),
+            ))
+        }
+    }
+
+    /// The transaction is over and the connection is clean.
+    fn give_back(mut self) {
+        self.ended = true;
+        self.guard.disarm();
+    }
+}
+
+impl Session for SqliteSession {
+    type Conn = SqliteConnection;
+
+    async fn begin(&mut self) -> Result<(), StoreError> {
+        let mut writer = self.store.writer().await?;
+        let guard = Guard::install(&mut writer.conn).await.map_err(unavailable)?;
+        // IMMEDIATE: a transaction that becomes a writer late fails at once, whatever the busy timeout is.
+        transaction::begin::<Sqlite>(&mut writer.conn, "BEGIN IMMEDIATE")
+            .await
+            .map_err(trouble)?;
+        guard.arm();
+        self.open = Some(Open {
+            writer,
+            guard,
+            ended: false,
+        });
+        failpoint!("after_begin");
+        Ok(())
+    }
+
+    async fn claim(&mut self, claim: &Claim<'_>) -> Result<Claimed, StoreError> {
+        let conn = self.conn();
+        let claimed = insert(conn, claim).await.map_err(trouble)?;
+        failpoint!("after_claim");
+        Ok(claimed)
+    }
+
+    fn conn(&mut self) -> &mut SqliteConnection {
+        match &mut self.open {
+            Some(open) => &mut open.writer.conn,
+            None => unreachable!("the pipeline uses the connection between begin and finish only"),
+        }
+    }
+
+    async fn finish(&mut self, _next: bool) -> Result<(), FinishError> {
+        let mut open = self.take_open().map_err(FinishError::Unknown)?;
+        open.seal().await?;
+        failpoint!("before_commit");
+        match transaction::commit::<Sqlite>(&mut open.writer.conn).await {
+            Ok(()) => {
+                open.give_back();
+                Ok(())
+            }
+            // A deferred constraint: the transaction is still open, and is rolled back when the connection closes.
+            Err(error) if is_constraint(&error) => Err(FinishError::Refused(error)),
+            Err(error) => Err(FinishError::Unknown(error)),
+        }
+    }
+
+    async fn abandon(&mut self) -> Result<(), AbandonError> {
+        let Some(mut open) = self.open.take() else {
+            return Ok(());
+        };
+        let rollback = async {
+            // Nested transactions are rolled back with the outer one: the rollback of each takes one off the count.
+            open.writer.conn.ping().await.map_err(AbandonError::Lost)?;
+            open.guard
+                .ending()
+                .map_err(|text| AbandonError::Broken(text.to_owned()))?;
+            while transaction::depth::<Sqlite>(&open.writer.conn) > 0 {
+                transaction::rollback::<Sqlite>(&mut open.writer.conn)
+                    .await
+                    .map_err(AbandonError::Lost)?;
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(ROLLBACK_WAIT, rollback).await {
+            Ok(result) => result?,
+            // Whatever still runs on the connection ends with it.
+            Err(_) => return Ok(()),
+        }
+        open.give_back();
+        Ok(())
+    }
+}
+
+/// Inserts the inbox row, or says whose row is there.
+pub(super) async fn insert(conn: &mut SqliteConnection, claim: &Claim<'_>) -> sqlx::Result<Claimed> {
+    let inserted = sqlx::query(
+        "INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ($1, $2, $3) \
+         ON CONFLICT (consumer_group, message_id) DO NOTHING",
+    )
+    .bind(claim.group)
+    .bind(claim.message_id)
+    .bind(claim.fingerprint.to_i64())
+    .execute(&mut *conn)
+    .await?;
+    if inserted.rows_affected() == 1 {
+        return Ok(Claimed::Fresh);
+    }
+    let row = sqlx::query("SELECT fingerprint FROM inbox_events WHERE consumer_group = $1 AND message_id = $2")
+        .bind(claim.group)
+        .bind(claim.message_id)
+        .fetch_one(conn)
+        .await?;
+    Ok(Claimed::Duplicate(Fingerprint::from_i64(row.try_get(0)?)))
+}
+
+fn is_constraint(error: &sqlx::Error) -> bool {
+    error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code)
+        .and_then(|code| code.parse::<u32>().ok())
+        .is_some_and(|code| code & 0xff == 19)
+}

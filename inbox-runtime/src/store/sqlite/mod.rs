@@ -1,0 +1,166 @@
+//! SQLite: one writer at a time, and hooks that let nobody but the runtime end its transaction.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Arc, LazyLock, Mutex, PoisonError, Weak},
+};
+
+use sqlx::{
+    Sqlite, SqliteConnection, SqlitePool,
+    pool::PoolConnection,
+    sqlite::{SqliteConnectOptions, SqlitePoolOptions},
+};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+
+mod claim;
+mod guard;
+mod migrate;
+mod records;
+
+pub use claim::SqliteSession;
+
+use super::{
+    Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, InboxConnection, IntoStore, Records, Store,
+    StoreError, StoreSettings, transaction,
+};
+use crate::{file::resolve, registry::Registration};
+
+inventory::collect!(Registration<SqliteStore>);
+
+impl InboxConnection for SqliteConnection {
+    type Store = SqliteStore;
+}
+
+/// An inbox in a SQLite file.
+///
+/// The wait for the file's write lock is the pool's `busy_timeout`, which a pool that the runtime makes itself has from
+/// `lock_wait`.
+#[derive(Clone, Debug)]
+pub struct SqliteStore {
+    pool: SqlitePool,
+    /// SQLite has one writer; without a fair queue before it some workers would wait while others go again and again.
+    gate: Arc<AsyncMutex<()>>,
+}
+
+impl SqliteStore {
+    pub(crate) fn new(pool: SqlitePool) -> Self {
+        let gate = gate_of(&resolve(pool.connect_options().get_filename()));
+        Self { pool, gate }
+    }
+
+    /// Waits for its turn to write, then for a connection.
+    async fn writer(&self) -> Result<Writer, StoreError> {
+        let turn = self.gate.clone().lock_owned().await;
+        let mut conn = self.pool.acquire().await.map_err(unavailable)?;
+        // What is acknowledged must survive a power failure; a pool may have been set to less.
+        sqlx::raw_sql("PRAGMA synchronous = FULL")
+            .execute(&mut *conn)
+            .await
+            .map_err(unavailable)?;
+        Ok(Writer { conn, _turn: turn })
+    }
+}
+
+/// A connection whose turn it is to write.
+#[derive(Debug)]
+struct Writer {
+    conn: PoolConnection<Sqlite>,
+    _turn: OwnedMutexGuard<()>,
+}
+
+impl Store for SqliteStore {
+    type Conn = SqliteConnection;
+    type Session = SqliteSession;
+
+    const NAME: &'static str = "SQLite";
+    const VARIABLE: &'static str = "INBOX_SQLITE_URL";
+    const SCHEMES: &'static [&'static str] = &["sqlite"];
+    const EXAMPLE_URL: &'static str = "sqlite://app.db";
+    const TRANSACTIONAL: bool = true;
+
+    fn registrations() -> Vec<&'static Registration<Self>> {
+        inventory::iter::<Registration<Self>>.into_iter().collect()
+    }
+
+    async fn connect(url: &str, settings: StoreSettings) -> Result<Self, ConnectError> {
+        let options: SqliteConnectOptions = url.parse().map_err(|error| ConnectError::Url(Box::new(error)))?;
+        let pool = SqlitePoolOptions::new()
+            .connect_with(options.create_if_missing(true).busy_timeout(settings.lock_wait))
+            .await
+            .map_err(|error| ConnectError::Unavailable(Box::new(error)))?;
+        Ok(Self::new(pool))
+    }
+
+    async fn session(&self) -> Result<SqliteSession, StoreError> {
+        // A session waits for its turn in `begin`; that it could be opened is shown by a look at the database.
+        sqlx::query("SELECT 1").execute(&self.pool).await.map_err(unavailable)?;
+        Ok(SqliteSession::new(self.clone()))
+    }
+
+    fn records(&self) -> Arc<dyn Records> {
+        Arc::new(records::SqliteRecords(self.clone()))
+    }
+
+    async fn claim_on(conn: &mut SqliteConnection, claim: &Claim<'_>) -> Result<Claimed, ClaimError> {
+        if transaction::depth::<Sqlite>(conn) == 0 {
+            return Err(ClaimError::NoTransaction);
+        }
+        Ok(claim::insert(conn, claim).await?)
+    }
+
+    fn classify(&self, fault: &DatabaseFaultRef<'_>) -> FaultClass {
+        if fault.is_connection() {
+            return FaultClass::Unavailable;
+        }
+        match fault
+            .code()
+            .and_then(|code| code.parse::<u32>().ok())
+            .map(|code| code & 0xff)
+        {
+            // BUSY, LOCKED, NOMEM, IOERR, CORRUPT, FULL, CANTOPEN, PROTOCOL, NOTADB, and READONLY: a file that can't be
+            // written is no message's fault.
+            Some(5 | 6 | 7 | 8 | 10 | 11 | 13 | 14 | 15 | 26) => FaultClass::Unavailable,
+            _ => FaultClass::Handler,
+        }
+    }
+}
+
+impl IntoStore for SqlitePool {
+    type Store = SqliteStore;
+
+    fn into_store(self, _settings: StoreSettings) -> SqliteStore {
+        SqliteStore::new(self)
+    }
+}
+
+/// The gate of a file: one for all pools of this process that write to it.
+fn gate_of(file: &Path) -> Arc<AsyncMutex<()>> {
+    static GATES: LazyLock<Mutex<HashMap<PathBuf, Weak<AsyncMutex<()>>>>> = LazyLock::new(Mutex::default);
+    let mut gates = GATES.lock().unwrap_or_else(PoisonError::into_inner);
+    gates.retain(|_, gate| gate.strong_count() > 0);
+    if let Some(gate) = gates.get(file).and_then(Weak::upgrade) {
+        return gate;
+    }
+    let gate = Arc::new(AsyncMutex::new(()));
+    gates.insert(file.to_owned(), Arc::downgrade(&gate));
+    gate
+}
+
+fn unavailable(error: sqlx::Error) -> StoreError {
+    StoreError::Unavailable(Box::new(error))
+}
+
+/// Sorts an error of one of our own statements.
+fn trouble(error: sqlx::Error) -> StoreError {
+    let busy = error
+        .as_database_error()
+        .and_then(|error| error.code())
+        .and_then(|code| code.parse::<u32>().ok())
+        .is_some_and(|code| matches!(code & 0xff, 5 | 6));
+    if busy {
+        StoreError::Locked(Box::new(error))
+    } else {
+        unavailable(error)
+    }
+}

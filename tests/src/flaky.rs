@@ -1,0 +1,164 @@
+//! A broker whose acknowledgements can be made to fail.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use inbox_runtime::{Broker, BrokerError, Delivery, Lease, Message, Published, Source, Subscription};
+
+/// Wraps a broker; drops acknowledgements when told to.
+#[derive(Clone, Debug)]
+pub struct Flaky<B> {
+    inner: B,
+    faults: Arc<Faults>,
+}
+
+#[derive(Debug, Default)]
+struct Faults {
+    acks: AtomicU32,
+    pulls: AtomicU32,
+    pulled: AtomicU32,
+}
+
+impl<B> Flaky<B> {
+    /// Wraps a broker, which works until told otherwise.
+    pub fn new(inner: B) -> Self {
+        Self {
+            inner,
+            faults: Arc::default(),
+        }
+    }
+
+    /// The next `count` acknowledgements are lost: the broker never sees them, the caller gets an error.
+    pub fn lose_acks(&self, count: u32) {
+        self.faults.acks.store(count, Ordering::SeqCst);
+    }
+
+    /// The next `count` pulls fail.
+    pub fn fail_pulls(&self, count: u32) {
+        self.faults.pulls.store(count, Ordering::SeqCst);
+    }
+
+    /// How many pulls were made.
+    #[must_use]
+    pub fn pulls(&self) -> u32 {
+        self.faults.pulled.load(Ordering::SeqCst)
+    }
+}
+
+fn take(counter: &AtomicU32) -> bool {
+    counter
+        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+        .is_ok()
+}
+
+fn fault(what: &str) -> BrokerError {
+    BrokerError::unavailable(what, "cut by the test")
+}
+
+impl<B: Broker> Broker for Flaky<B> {
+    type Source = FlakySource<B::Source>;
+
+    async fn describe(&self) -> Result<String, BrokerError> {
+        self.inner.describe().await
+    }
+
+    async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
+        let sources = self.inner.subscribe(subscriptions).await?;
+        let faults = &self.faults;
+        Ok(sources
+            .into_iter()
+            .map(|inner| FlakySource {
+                inner,
+                faults: faults.clone(),
+            })
+            .collect())
+    }
+
+    async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
+        self.inner.publish(message).await
+    }
+
+    fn file(&self) -> Option<std::path::PathBuf> {
+        self.inner.file()
+    }
+}
+
+/// A source of a [`Flaky`] broker.
+#[derive(Debug)]
+pub struct FlakySource<S> {
+    inner: S,
+    faults: Arc<Faults>,
+}
+
+impl<S: Source> Source for FlakySource<S> {
+    type Lease = FlakyLease<S::Lease>;
+
+    async fn pull(&mut self, max: usize, wait: Duration) -> Result<Vec<(Delivery, Self::Lease)>, BrokerError> {
+        self.faults.pulled.fetch_add(1, Ordering::SeqCst);
+        if take(&self.faults.pulls) {
+            return Err(fault("no messages"));
+        }
+        let deliveries = self.inner.pull(max, wait).await?;
+        let faults = &self.faults;
+        Ok(deliveries
+            .into_iter()
+            .map(|(delivery, inner)| {
+                (
+                    delivery,
+                    FlakyLease {
+                        inner,
+                        faults: faults.clone(),
+                    },
+                )
+            })
+            .collect())
+    }
+
+    async fn close(&mut self) {
+        self.inner.close().await;
+    }
+
+    fn ack_wait(&self) -> Duration {
+        self.inner.ack_wait()
+    }
+
+    fn idle_after(&self) -> Duration {
+        self.inner.idle_after()
+    }
+}
+
+/// A lease of a [`Flaky`] broker.
+#[derive(Debug)]
+pub struct FlakyLease<L> {
+    inner: L,
+    faults: Arc<Faults>,
+}
+
+impl<L: Lease> Lease for FlakyLease<L> {
+    async fn ack(&self) -> Result<(), BrokerError> {
+        if take(&self.faults.acks) {
+            return Err(fault("no acknowledgement"));
+        }
+        self.inner.ack().await
+    }
+
+    async fn ack_confirmed(&self) -> Result<(), BrokerError> {
+        if take(&self.faults.acks) {
+            return Err(fault("no acknowledgement"));
+        }
+        self.inner.ack_confirmed().await
+    }
+
+    async fn nak(&self, delay: Duration) -> Result<(), BrokerError> {
+        self.inner.nak(delay).await
+    }
+
+    async fn progress(&self) -> Result<(), BrokerError> {
+        self.inner.progress().await
+    }
+}

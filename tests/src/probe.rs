@@ -1,0 +1,176 @@
+//! What a test tells its handlers to do, and what it sees of their runs.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use inbox_runtime::{Handled, HandlerError};
+use serde::{Deserialize, Serialize};
+
+use crate::database::TestConnection;
+
+/// The payload of the tests' messages.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// The order's id.
+    pub order_id: String,
+    /// How much it is about.
+    #[serde(default)]
+    pub amount: u64,
+}
+
+/// One run of a handler.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The handler's group.
+    pub group: String,
+    /// The message's id.
+    pub id: String,
+    /// The payload.
+    pub order: Order,
+    /// The how-many-th run of this handler on this message in this process, from 1.
+    pub run: u32,
+    /// The broker's delivery count.
+    pub delivery_count: Option<u64>,
+    /// When it began.
+    pub at: Instant,
+}
+
+/// What a handler does after it has written its effect.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Succeeds.
+    Ok,
+    /// Returns that.
+    Return(Handled),
+    /// Fails with that text.
+    Fail(&'static str),
+    /// Fails for good.
+    Permanent(&'static str),
+    /// Fails, to be tried again after that time.
+    RetryAfter(Duration),
+    /// Panics.
+    Panic(&'static str),
+    /// Waits, then succeeds.
+    Sleep(Duration),
+    /// Waits for ever.
+    Hang,
+    /// Blocks its thread, then succeeds.
+    Block(Duration),
+    /// Waits for the semaphore's permit, then succeeds.
+    Gate(Arc<tokio::sync::Semaphore>),
+    /// Runs statements on the transaction, ignores their errors, then does the next step.
+    Swallow(&'static str, Box<Step>),
+    /// Runs statements on the transaction and fails with their error.
+    Exec(&'static str),
+    /// Runs statements in a nested transaction that is committed, or not.
+    Nested(&'static str, bool),
+    /// Leaves a nested transaction open.
+    LeakNested,
+    /// Kills the process the hard way.
+    Abort,
+}
+
+type Script = Arc<dyn Fn(&Call) -> Step + Send + Sync>;
+
+/// The state that the tests' handlers take.
+#[derive(Clone, Default)]
+pub struct Probe(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    script: Mutex<Option<Script>>,
+    calls: Mutex<Vec<Call>>,
+    runs: Mutex<HashMap<(String, String), u32>>,
+}
+
+impl Probe {
+    /// Handlers do what `script` says, from now on. Without a script they succeed.
+    pub fn script(&self, script: impl Fn(&Call) -> Step + Send + Sync + 'static) {
+        *lock(&self.0.script) = Some(Arc::new(script));
+    }
+
+    /// Every run so far, in the order in which they began.
+    #[must_use]
+    pub fn calls(&self) -> Vec<Call> {
+        lock(&self.0.calls).clone()
+    }
+
+    /// How often a group's handler has run on a message.
+    #[must_use]
+    pub fn runs(&self, group: &str, id: &str) -> u32 {
+        lock(&self.0.runs)
+            .get(&(group.to_owned(), id.to_owned()))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// How often handlers have run.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        lock(&self.0.calls).len()
+    }
+
+    pub(crate) fn enter(&self, group: &str, id: &str, order: Order, delivery_count: Option<u64>) -> (Call, Step) {
+        let run = {
+            let mut runs = lock(&self.0.runs);
+            let run = runs.entry((group.to_owned(), id.to_owned())).or_default();
+            *run += 1;
+            *run
+        };
+        let call = Call {
+            group: group.to_owned(),
+            id: id.to_owned(),
+            order,
+            run,
+            delivery_count,
+            at: Instant::now(),
+        };
+        lock(&self.0.calls).push(call.clone());
+        let script = lock(&self.0.script).clone();
+        let step = script.map_or(Step::Ok, |script| script(&call));
+        (call, step)
+    }
+}
+
+impl fmt::Debug for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Probe")
+            .field("total", &self.total())
+            .finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Step {
+    /// Does it, on the handler's transaction.
+    pub(crate) async fn perform<C: TestConnection>(self, tx: &mut C) -> Result<Handled, HandlerError> {
+        match self {
+            Self::Ok => {}
+            Self::Return(handled) => return Ok(handled),
+            Self::Fail(text) => return Err(text.into()),
+            Self::Permanent(text) => return Err(HandlerError::permanent(text)),
+            Self::RetryAfter(delay) => return Err(HandlerError::retry_after(delay, "not yet")),
+            Self::Panic(text) => std::panic::panic_any(text),
+            Self::Sleep(time) => tokio::time::sleep(time).await,
+            Self::Hang => std::future::pending().await,
+            Self::Block(time) => std::thread::sleep(time),
+            Self::Gate(gate) => gate.acquire().await?.forget(),
+            Self::Swallow(sql, next) => {
+                let _ = tx.exec(sql).await;
+                return Box::pin(next.perform(tx)).await;
+            }
+            Self::Exec(sql) => tx.exec(sql).await?,
+            Self::Nested(sql, commit) => tx.nested(sql, commit).await?,
+            Self::LeakNested => tx.leak_nested().await?,
+            Self::Abort => std::process::abort(),
+        }
+        Ok(Handled::Processed)
+    }
+}

@@ -1,0 +1,123 @@
+//! A fresh broker and a fresh database with a probe, and the inbox on them.
+
+use std::time::Duration;
+
+use inbox_runtime::{Inbox, InboxBuilder, Message, Outcome};
+
+use crate::{
+    broker::{Settled, TestBroker},
+    database::TestDatabase,
+    flaky::Flaky,
+    probe::{Order, Probe},
+};
+
+/// Everything that one test is about.
+#[derive(Clone, Debug)]
+pub struct World<B: TestBroker, D> {
+    /// The broker.
+    pub broker: B,
+    /// What the inbox is given in its place: the same, with faults to switch on.
+    pub flaky: Flaky<B::Broker>,
+    /// The database.
+    pub database: D,
+    /// What the handlers do and did.
+    pub probe: Probe,
+}
+
+impl<B: TestBroker, D: TestDatabase> World<B, D> {
+    /// A world with nothing in it.
+    pub async fn new() -> Self {
+        let broker = B::fresh().await;
+        Self {
+            flaky: Flaky::new(broker.connect()),
+            broker,
+            database: D::fresh().await,
+            probe: Probe::default(),
+        }
+    }
+
+    /// An inbox that runs the shared handlers of these groups.
+    pub fn builder(&self, groups: &[&str]) -> InboxBuilder {
+        Inbox::builder()
+            .store(self.database.pool())
+            .broker(self.flaky.clone())
+            .state(self.probe.clone())
+            .groups(groups.iter().copied())
+            .select(|meta| meta.name.starts_with(concat!("inbox_tests::handlers::")))
+            .select(|meta| meta.name.split("::").any(|part| part == D::HANDLERS))
+    }
+
+    /// The same, built.
+    pub async fn inbox(&self, groups: &[&str]) -> Inbox {
+        self.builder(groups).build().await.expect("an inbox")
+    }
+
+    /// Publishes an order to `order.created`, with that message id.
+    pub async fn publish(&self, id: &str) {
+        self.publish_to("order.created", id).await;
+    }
+
+    /// Publishes an order, with that message id.
+    pub async fn publish_to(&self, subject: &str, id: &str) {
+        let order = Order {
+            order_id: format!("order-{id}"),
+            amount: 1,
+        };
+        let message = Message::json(subject, &order).expect("JSON").id(id.to_owned());
+        self.broker.publish(message).await;
+    }
+
+    /// Whether the broker has a group's every message of `order.created` as settled.
+    pub async fn settled(&self, group: &str) -> bool {
+        self.broker.settled(group, "order.created").await == Some(Settled::ALL)
+    }
+
+    /// Asserts that a message is done: one effect, one inbox row.
+    pub async fn assert_done(&self, group: &str, id: &str) {
+        assert_eq!(self.database.effects(group, id).await, 1, "effects of {group} for {id}");
+        assert_eq!(
+            self.database.inbox(group, id).await,
+            1,
+            "inbox rows of {group} for {id}"
+        );
+    }
+
+    /// Asserts that a message has left no trace.
+    pub async fn assert_untouched(&self, group: &str, id: &str) {
+        assert_eq!(self.database.effects(group, id).await, 0, "effects of {group} for {id}");
+        assert_eq!(
+            self.database.inbox(group, id).await,
+            0,
+            "inbox rows of {group} for {id}"
+        );
+    }
+}
+
+/// Handles the next message; panics if there is none within five seconds.
+///
+/// # Panics
+///
+/// When there is none, or the broker fails.
+pub async fn next(inbox: &mut Inbox) -> Outcome {
+    inbox
+        .process_one(Duration::from_secs(5))
+        .await
+        .expect("the broker")
+        .expect("a message within five seconds")
+}
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+///
+/// When it doesn't hold within twenty seconds.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
+    let start = std::time::Instant::now();
+    while !condition().await {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "not within twenty seconds: {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
