@@ -1,10 +1,13 @@
 //! What other attributes on a handler do, and that it stays a function like any other.
 #![allow(clippy::unused_async, reason = "a handler is async, whether it waits or not")]
 
+use std::time::Duration;
+
 use inbox_runtime::{
-    HandlerError, Json, inbox_handler,
+    AckStrategy, Backoff, HandlerError, IdSource, Json, StartPosition, inbox_handler,
     sqlx::{self, Connection, SqliteConnection},
 };
+use inbox_tests::linked;
 
 #[derive(serde::Deserialize)]
 struct OrderCreated {
@@ -66,6 +69,12 @@ async fn versions(order: Json<u8>) -> Result<(), HandlerError> {
 
 #[tokio::test]
 async fn f90_a_handler_that_cfg_disables_is_not_registered() {
+    let handlers = linked("f90").await;
+    let subjects: Vec<_> = handlers.iter().map(|meta| meta.subject).collect();
+    assert_eq!(
+        subjects,
+        ["all.kinds", "instrument.above", "instrument.below", "versions"]
+    );
     assert!(versions(Json(1)).await.is_ok());
 }
 
@@ -105,4 +114,61 @@ async fn f90_other_attributes_stay_on_the_function() -> Result<(), sqlx::Error> 
     assert!(instrument_below(&mut connection, Json(1)).await.is_ok());
     assert!(all_kinds(Json(1), Json(true)).await.is_ok());
     Ok(())
+}
+
+#[inbox_handler(
+    group = "keys",
+    subject = "every.key",
+    ack = "at_least_once",
+    commit = "on_persist",
+    id = "json:/order/id",
+    start = "new",
+    timeout = "1500ms",
+    max_attempts = "unlimited",
+    backoff = "1s..2s",
+    concurrency = 3
+)]
+async fn every_key() -> Result<(), HandlerError> {
+    Ok(())
+}
+
+const FIRST_LINE: u32 = line!() + 2;
+
+#[inbox_handler(group = "keys", subject = "only.what.must.be")]
+async fn r#match(tx: &mut SqliteConnection) -> Result<(), HandlerError> {
+    let _ = tx;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_handler_is_registered_with_what_its_attribute_says() {
+    let handlers = linked("keys").await;
+    let [every, least] = &handlers[..] else {
+        panic!("{handlers:?}");
+    };
+    assert_eq!(
+        (every.ack, every.id),
+        (AckStrategy::OnPersist, IdSource::Json("/order/id"))
+    );
+    assert_eq!(
+        (every.start, every.timeout),
+        (StartPosition::New, Duration::from_millis(1500))
+    );
+    let backoff = Backoff {
+        first: Duration::from_secs(1),
+        max: Duration::from_secs(2),
+    };
+    assert_eq!(
+        (every.max_attempts, every.backoff, every.concurrency),
+        (None, backoff, 3)
+    );
+
+    assert_eq!(least.name, "attributes::match");
+    assert_eq!((least.ack, least.id), (AckStrategy::ExactlyOnce, IdSource::Auto));
+    assert_eq!(
+        (least.max_attempts, least.backoff, least.concurrency),
+        (Some(20), Backoff::DEFAULT, 1)
+    );
+    assert_eq!((least.file, least.line), (file!(), FIRST_LINE));
+    assert!(every_key().await.is_ok());
 }

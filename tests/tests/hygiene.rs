@@ -2,6 +2,7 @@
 #![allow(clippy::unused_async, reason = "a handler is async, whether it waits or not")]
 
 use inbox_runtime::sqlx::{Connection, SqliteConnection};
+use inbox_tests::linked;
 
 async fn connection() -> SqliteConnection {
     SqliteConnection::connect("sqlite::memory:")
@@ -81,6 +82,7 @@ async fn f85_the_user_may_redefine_result_and_the_rest_of_the_prelude() {
     );
     assert!(redefined::with_anyhow(&mut connection).await.is_ok());
     assert!(redefined::without_transaction().await.is_ok());
+    assert_eq!(linked("f85").await.len(), 4);
 }
 
 mod own_result {
@@ -149,6 +151,7 @@ async fn f87_the_runtime_may_have_another_name() {
             .is_ok()
     );
     assert!(renamed::by_absolute_path().await.is_ok());
+    assert_eq!(linked("f87").await.len(), 3);
 }
 
 mod patterns {
@@ -304,6 +307,14 @@ async fn f88_handlers_may_come_from_macro_rules() {
             .is_ok()
     );
     assert!(generated::on_third(&mut connection).await.is_ok());
+    let handlers = linked("f88").await;
+    assert_eq!(
+        handlers
+            .iter()
+            .filter(|meta| meta.subject.starts_with("generated."))
+            .count(),
+        3
+    );
 }
 
 #[tokio::test]
