@@ -216,10 +216,11 @@ impl<S: Store> Case<'_, S> {
     async fn run(&mut self, session: &mut Option<S::Session>, refused: Option<Rejection>) -> Done {
         // A message that kills the process must come to an end too: its attempt is on record before it is made. (Under
         // at_most_once there is no second one.)
-        if self.job.delivery.redelivered && self.meta().ack != AckStrategy::AtMostOnce {
-            if let Some(done) = self.count_attempt().await {
-                return done;
-            }
+        if self.job.delivery.redelivered
+            && self.meta().ack != AckStrategy::AtMostOnce
+            && let Some(done) = self.count_attempt().await
+        {
+            return done;
         }
         if let Some(rejection) = refused {
             return self.reject(&rejection).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Connection, Row, Sqlite, SqliteConnection};
 
-use super::{SqliteStore, Writer, guard::Guard, trouble, unavailable};
+use super::{SqliteStore, Writer, guard::Guard, primary_code, trouble, unavailable};
 use crate::{
     failpoint::failpoint,
     store::{AbandonError, Claim, Claimed, Fingerprint, FinishError, Session, StoreError, transaction},
@@ -115,7 +115,7 @@ impl Session for SqliteSession {
                 Ok(())
             }
             // A deferred constraint: the transaction is still open, and is rolled back when the connection closes.
-            Err(error) if is_constraint(&error) => Err(FinishError::Refused(error)),
+            Err(error) if primary_code(&error) == Some(19) => Err(FinishError::Refused(error)),
             Err(error) => Err(FinishError::Unknown(error)),
         }
     }
@@ -167,12 +167,4 @@ pub(super) async fn insert(conn: &mut SqliteConnection, claim: &Claim<'_>) -> sq
         .fetch_one(conn)
         .await?;
     Ok(Claimed::Duplicate(Fingerprint::from_i64(row.try_get(0)?)))
-}
-
-fn is_constraint(error: &sqlx::Error) -> bool {
-    error
-        .as_database_error()
-        .and_then(sqlx::error::DatabaseError::code)
-        .and_then(|code| code.parse::<u32>().ok())
-        .is_some_and(|code| code & 0xff == 19)
 }
