@@ -4,10 +4,9 @@
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use quote::quote;
 use syn::{
-    Attribute, FnArg, Meta, PatType, ReturnType, Safety, Signature, Type, TypeReference, Visibility,
+    Attribute, FnArg, Generics, Meta, PatType, ReturnType, Safety, Signature, Type, TypeReference, Visibility,
     parse::{Parse, ParseStream},
     punctuated::Punctuated,
-    spanned::Spanned,
     token,
 };
 
@@ -44,8 +43,9 @@ pub(crate) fn parse(item: TokenStream) -> syn::Result<Handler> {
     let Function { attrs, signature } = syn::parse2(item)?;
     let mut errors = Errors::default();
     errors.take(check_once(&attrs));
-    check_qualifiers(&signature, &mut errors);
-    let generic = signature.generics.lt_token.is_some();
+    errors.take(check_qualifiers(&signature));
+    errors.take(check_generics(&signature.generics));
+    let generic = !signature.generics.params.is_empty();
     let inputs = check_inputs(&signature, generic, &mut errors);
     let output = errors.take(check_output(&signature));
     let output = errors.finish(output.flatten())?;
@@ -109,42 +109,42 @@ fn check_once(attrs: &[Attribute]) -> syn::Result<()> {
     }
 }
 
-fn check_qualifiers(signature: &Signature, errors: &mut Errors) {
-    let mut refuse = |span, message: &str| errors.push(syn::Error::new(span, message));
-    match (&signature.asyncness, &signature.constness) {
-        (None, Some(constness)) => refuse(constness.span, "an inbox handler is not `const`; write `async fn`"),
-        (None, None) => refuse(signature.fn_token.span, "an inbox handler is async; write `async fn`"),
+/// Refuses every kind of function but a plain `async fn`, for one reason: those after the first follow from it.
+fn check_qualifiers(signature: &Signature) -> syn::Result<()> {
+    let (span, message) = match (&signature.safety, &signature.abi, &signature.constness) {
+        (Safety::Unsafe(token), ..) => (
+            token.span,
+            "the runtime calls handlers from safe code; write `async fn`",
+        ),
+        (_, Some(abi), _) => (
+            abi.extern_token.span,
+            "an inbox handler is never called from C; write `async fn`",
+        ),
         // rustc refuses `const async fn` itself.
-        (Some(_), _) => {}
-    }
-    if let Safety::Unsafe(unsafety) = &signature.safety {
-        refuse(
-            unsafety.span,
-            "the runtime calls a handler from safe code; remove `unsafe`",
-        );
-    }
-    if let Some(abi) = &signature.abi {
-        refuse(
-            abi.span(),
-            "an inbox handler has Rust's calling convention; remove `extern`",
-        );
-    }
-    let generics = &signature.generics;
+        _ if signature.asyncness.is_some() => return Ok(()),
+        (.., Some(token)) => (token.span, "an inbox handler is not `const`; write `async fn`"),
+        (.., None) => (signature.fn_token.span, "an inbox handler is async; write `async fn`"),
+    };
+    Err(syn::Error::new(span, message))
+}
+
+fn check_generics(generics: &Generics) -> syn::Result<()> {
     if generics.params.is_empty() {
-        if let Some(clause) = &generics.where_clause {
-            refuse(
+        return match &generics.where_clause {
+            Some(clause) => Err(syn::Error::new(
                 clause.where_token.span,
                 "an inbox handler is not generic; remove the `where` clause",
-            );
-        }
-        return;
+            )),
+            None => Ok(()),
+        };
     }
-    let message = if generics.type_params().next().is_none() && generics.const_params().next().is_none() {
+    let lifetimes = generics.params.len() == generics.lifetimes().count();
+    let message = if lifetimes {
         "an inbox handler names no lifetimes: its arguments own their data, and the transaction is `&mut SqliteConnection`"
     } else {
         "an inbox handler is not generic, since it is registered once; write the types that it handles"
     };
-    errors.push(syn::Error::new_spanned(&generics.params, message));
+    Err(syn::Error::new_spanned(&generics.params, message))
 }
 
 fn check_inputs(signature: &Signature, generic: bool, errors: &mut Errors) -> Vec<Input> {
@@ -181,7 +181,7 @@ fn check_input(argument: &PatType, generic: bool, transaction: &mut bool) -> syn
             *transaction |= is_connection(&reference.elem);
             match types::last_segment(&reference.elem) {
                 Some(name) if is_connection(&reference.elem) => {
-                    refuse(&format!("the transaction is borrowed mutably: take `&mut {name}`"))
+                    refuse(&format!("the transaction is taken as `&mut {name}`"))
                 }
                 _ => refuse("an argument owns its data: take it without `&`, a shared value as `State<S>`"),
             }
@@ -197,7 +197,7 @@ fn check_input(argument: &PatType, generic: bool, transaction: &mut bool) -> syn
             check_plain(
                 &argument.ty,
                 generic,
-                "an argument owns its data: write a type without borrows",
+                "an argument owns its data: write a type without borrows, as `String` for `&str`",
             )?;
             Ok(Input::Extracted((*argument.ty).clone()))
         }

@@ -8,12 +8,14 @@ mod broker;
 mod database;
 mod flaky;
 pub mod handlers;
+mod linked;
 mod probe;
 mod world;
 
 pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
 pub use database::{SqliteFile, TestConnection, TestDatabase};
 pub use flaky::Flaky;
+pub use linked::linked;
 pub use probe::{Call, Order, Probe, Step};
 pub use world::{World, eventually, next};
 

@@ -125,6 +125,8 @@ struct Slots {
     backoff: Slot<(u64, u64)>,
     concurrency: Slot<u32>,
     runtime: Slot<Path>,
+    /// The keys that were probably meant by unknown ones.
+    meant: Vec<&'static str>,
 }
 
 /// Reads the attribute's arguments.
@@ -185,37 +187,36 @@ impl Slots {
         }
     }
 
-    /// Reports an unknown key, and takes the key that was meant as given, so that it isn't reported as missing too.
+    /// Reports an unknown key, and notes the one that was meant, so that it isn't reported as missing too.
     fn unknown(&mut self, key: &Ident) -> syn::Error {
         let near = suggest::nearest_key(&key.to_string());
-        match near {
-            Some("group") if self.group.is_absent() => self.group = Slot::Wrong,
-            Some("subject") if self.subject.is_absent() => self.subject = Slot::Wrong,
-            Some("ack") if self.ack.is_absent() => self.ack = Slot::Wrong,
-            _ => {}
-        }
+        self.meant.extend(near);
         let hint = near.map_or_else(String::new, |near| format!("did you mean `{near}`? "));
         let known = suggest::list(suggest::KEYS.iter().map(|key| key.name));
-        syn::Error::new(key.span(), format!("unknown key `{key}`; {hint}The keys are {known}"))
+        syn::Error::new(key.span(), format!("unknown key `{key}`; {hint}(known keys: {known})"))
     }
 
     fn check_missing(&self) -> syn::Result<()> {
-        let missing = |key: suggest::Key| {
+        let error = |key: suggest::Key| {
             let message = format!("`{}` is missing; add `{}`", key.name, key.example);
             Err(syn::Error::new(Span::call_site(), message))
         };
-        match (self.group.is_absent(), self.subject.is_absent()) {
+        match (self.lacks("group", &self.group), self.lacks("subject", &self.subject)) {
             (true, true) => Err(syn::Error::new(Span::call_site(), MISSING_BOTH)),
-            (true, false) => missing(suggest::GROUP),
-            (false, true) => missing(suggest::SUBJECT),
+            (true, false) => error(suggest::GROUP),
+            (false, true) => error(suggest::SUBJECT),
             (false, false) => Ok(()),
         }
+    }
+
+    fn lacks<T>(&self, key: &str, slot: &Slot<T>) -> bool {
+        slot.is_absent() && !self.meant.contains(&key)
     }
 
     /// Puts `ack` and `commit` together.
     fn check_ack(&mut self) -> syn::Result<Ack> {
         let stated = std::mem::take(&mut self.ack);
-        if matches!(stated, Slot::Wrong) {
+        if matches!(stated, Slot::Wrong) || self.meant.contains(&"ack") {
             return Ok(Ack::default());
         }
         let ack = stated.value().unwrap_or_default();

@@ -5,7 +5,7 @@
 
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
-use syn::{ext::IdentExt, spanned::Spanned};
+use syn::{Type, ext::IdentExt, spanned::Spanned};
 
 use crate::{
     args::{Ack, Args, Attempts, Id, Start, Text},
@@ -44,19 +44,34 @@ pub(crate) fn expand(args: &Args, handler: &Handler) -> TokenStream {
     let decode = decode(handler);
     let meta = meta(args, handler);
     let checks = extracted(handler).map(constant);
+    // What tells the store stands at the connection's type, so that a wrong one is reported there and once.
+    let registration = quote_spanned! {at(store_span(handler))=>
+        __inbox::Registration::new(#meta, __inbox_decode, &[#(#checks.check),*])
+    };
+    // An `impl` block refuses a const without a name, which is reported at the function's name.
+    let unnamed = quote_spanned!(at(handler.ident.span())=> _);
     // The function may be deprecated; calling it here is no use of it.
     quote! {
         #(#cfgs)*
         #[allow(deprecated)]
-        const _: () = {
+        const #unnamed: () = {
             use #runtime as __inbox;
             #(#arguments)*
             #decode
-            __inbox::submit! {
-                __inbox::Registration::new(#meta, __inbox_decode, &[#(#checks.check),*])
-            }
+            __inbox::submit! { #registration }
         };
     }
+}
+
+fn transaction(handler: &Handler) -> Option<&Type> {
+    handler.inputs.iter().find_map(|input| match input {
+        Input::Transaction(ty) => Some(ty),
+        Input::Extracted(_) => None,
+    })
+}
+
+fn store_span(handler: &Handler) -> Span {
+    transaction(handler).map_or_else(Span::call_site, Spanned::span)
 }
 
 /// The indices of the arguments that are made from the delivery.
@@ -86,11 +101,7 @@ fn argument(index: usize, input: &Input) -> Option<TokenStream> {
 
 /// The function that makes the arguments and leaves only the transaction open.
 fn decode(handler: &Handler) -> TokenStream {
-    let transaction = handler.inputs.iter().find_map(|input| match input {
-        Input::Transaction(ty) => Some(ty),
-        Input::Extracted(_) => None,
-    });
-    let (store, parameter) = match transaction {
+    let (store, parameter) = match transaction(handler) {
         Some(ty) => (
             quote_spanned!(at(ty.span())=> __inbox::StoreOf<#ty>),
             quote!(__inbox_tx),
@@ -107,7 +118,7 @@ fn decode(handler: &Handler) -> TokenStream {
         quote!(_)
     };
     let call = call(handler);
-    quote! {
+    quote_spanned! {at(store_span(handler))=>
         fn __inbox_decode(
             #context: &__inbox::DeliveryContext<'_>,
         ) -> __inbox::Result<__inbox::Bound<#store>, __inbox::Rejection> {

@@ -1,1 +1,117 @@
+//! The expansion, to the letter. It is part of every user's program, so it stays small.
 
+use proc_macro2::TokenStream;
+use quote::quote;
+
+use crate::handler;
+
+fn pretty(tokens: TokenStream) -> String {
+    prettyplease::unparse(&syn::parse2(tokens).expect("the expansion is valid Rust"))
+}
+
+#[test]
+fn expands_the_flagship() {
+    let attribute = quote!(group = "billing", subject = "order.created", ack = "exactly_once");
+    let function = quote! {
+        /// Writes the invoice.
+        async fn create_invoice(tx: &mut PgConnection, Json(order): Json<OrderCreated>) -> Result<(), sqlx::Error> {
+            sqlx::query("…").bind(order.order_id).execute(&mut *tx).await?;
+            Ok(())
+        }
+    };
+    insta::assert_snapshot!(pretty(handler(attribute, &function)));
+}
+
+#[test]
+fn expands_a_handler_without_a_transaction() {
+    let attribute = quote!(group = "mail", subject = "order.>", ack = "at_most_once");
+    let function = quote! {
+        pub(crate) async fn r#match(_: Meta, State(mailer): State<Mailer>) -> anyhow::Result<Handled> {
+            mailer.send().await
+        }
+    };
+    insta::assert_snapshot!(pretty(handler(attribute, &function)));
+}
+
+#[test]
+fn expands_a_handler_without_arguments() {
+    let attribute = quote!(group = GROUP, subject = names::SUBJECT, ack = "at_least_once");
+    let function = quote!(
+        async fn tick() -> Result<(), HandlerError> {
+            Ok(())
+        }
+    );
+    insta::assert_snapshot!(pretty(handler(attribute, &function)));
+}
+
+#[test]
+fn expands_every_key() {
+    let attribute = quote!(
+        group = "billing",
+        subject = "order.created",
+        ack = "at_least_once",
+        commit = "on_persist",
+        id = "json:/order/id",
+        start = "new",
+        timeout = "30s",
+        max_attempts = "unlimited",
+        backoff = "500ms..5m",
+        concurrency = 8,
+        crate = ::inbox_runtime,
+    );
+    let function = quote!(
+        async fn f(tx: &mut SqliteConnection) -> Result<(), Error> {
+            Ok(())
+        }
+    );
+    insta::assert_snapshot!(pretty(handler(attribute, &function)));
+}
+
+#[test]
+fn expands_a_transaction_in_the_last_position() {
+    let attribute = quote!(
+        group = "billing",
+        subject = "order.created",
+        id = "header:order-id",
+        max_attempts = 3
+    );
+    let function = quote! {
+        #[cfg(feature = "billing")]
+        #[cfg_attr(unix, cfg(feature = "unix"), allow(unused))]
+        #[tracing::instrument]
+        async fn f(Json(order): Json<Order>, meta: Meta, tx: &mut SqliteConnection) -> Result<(), Error> {
+            Ok(())
+        }
+    };
+    insta::assert_snapshot!(pretty(handler(attribute, &function)));
+}
+
+#[test]
+fn f87_with_another_path_the_runtime_is_not_named() {
+    let attribute = quote!(
+        group = "billing",
+        subject = "order.created",
+        id = "position",
+        crate = my_facade::inbox,
+        backoff = "5s"
+    );
+    let function = quote!(
+        async fn f(tx: &mut my_facade::Connection, meta: my_facade::inbox::Meta) -> Result<(), Error> {
+            Ok(())
+        }
+    );
+    let expansion = pretty(handler(attribute, &function));
+    assert!(!expansion.contains("inbox_runtime"), "{expansion}");
+    insta::assert_snapshot!(expansion);
+}
+
+#[test]
+fn f89_whatever_is_wrong_the_function_is_emitted() {
+    let function = quote!(
+        fn on_order(flag: &bool) {}
+    );
+    let expansion = pretty(handler(quote!(gruop = 5, subject), &function));
+    assert!(expansion.contains("fn on_order(flag: &bool) {}"), "{expansion}");
+    assert!(!expansion.contains("__inbox"), "{expansion}");
+    assert_eq!(expansion.matches("compile_error!").count(), 4, "{expansion}");
+}

@@ -1,0 +1,23 @@
+//! Which handlers are linked into a test, without running any.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use inbox_runtime::{HandlerMeta, Inbox};
+
+/// The handlers of a group, in the order of their subjects.
+pub async fn linked(group: &'static str) -> Vec<HandlerMeta> {
+    let found = Arc::new(Mutex::new(Vec::new()));
+    let sink = found.clone();
+    let built = Inbox::builder()
+        .select(move |meta| {
+            if meta.group == group {
+                sink.lock().unwrap_or_else(PoisonError::into_inner).push(meta.clone());
+            }
+            false
+        })
+        .build()
+        .await;
+    assert!(built.is_err(), "an inbox without handlers started");
+    let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+    found.clone()
+}

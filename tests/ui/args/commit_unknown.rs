@@ -1,0 +1,15 @@
+#![allow(unused)]
+
+use inbox_runtime::{HandlerError, inbox_handler, sqlx::SqliteConnection};
+
+#[inbox_handler(
+    group = "billing",
+    subject = "order.created",
+    ack = "at_least_once",
+    commit = "on_persit"
+)]
+async fn on_order(_tx: &mut SqliteConnection) -> Result<(), HandlerError> {
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,30 @@
+//! Without a prelude, and with modules that have the names of crates.
+#![no_implicit_prelude]
+#![allow(dead_code)]
+
+mod core {}
+mod std {}
+mod alloc {}
+mod tokio {}
+mod sqlx {}
+mod serde_json {}
+mod inventory {}
+mod inbox_runtime {}
+mod inbox_macros {}
+
+#[::inbox_runtime::inbox_handler(group = "f86", subject = "no.prelude", timeout = "30s", max_attempts = 3)]
+async fn on_order(
+    tx: &mut ::inbox_runtime::sqlx::SqliteConnection,
+    order: ::inbox_runtime::Json<u8>,
+    missing: ::std::option::Option<::inbox_runtime::Json<u8>>,
+) -> ::std::result::Result<(), ::inbox_runtime::HandlerError> {
+    let _ = (tx, order, missing);
+    ::std::result::Result::Ok(())
+}
+
+#[::inbox_runtime::inbox_handler(group = "f86", subject = "no.transaction", ack = "at_most_once", id = "position")]
+async fn notify() -> ::std::result::Result<::inbox_runtime::Handled, ::inbox_runtime::HandlerError> {
+    ::std::result::Result::Ok(::inbox_runtime::Handled::Skipped)
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+#![allow(unused)]
+
+use inbox_runtime::{HandlerError, Json, inbox_handler, sqlx::SqliteConnection};
+
+#[inbox_handler(group = "billing", subject = "order.created")]
+async fn on_order(_tx: &mut SqliteConnection, _name: Json<&str>) -> Result<(), HandlerError> {
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,8 @@
+#![allow(unused)]
+
+use inbox_runtime::inbox_handler;
+
+#[inbox_handler(group = "billing", subject = "order.created")]
+struct OnOrder;
+
+fn main() {}

@@ -1,0 +1,10 @@
+#![allow(unused)]
+
+use inbox_runtime::{inbox_handler, sqlx::SqliteConnection};
+
+#[inbox_handler(group = "billing", subject = "order.created")]
+async fn on_order(_tx: &mut SqliteConnection) -> ! {
+    loop {}
+}
+
+fn main() {}
