@@ -56,7 +56,7 @@ async fn a_handler_that_aborts_the_process_ends_in_the_dead_letter<B: TestBroker
     world.assert_done("billing", "m3").await;
     assert!(world.settled("billing").await);
     let letter = "SELECT count(*) FROM inbox_dead_letters WHERE message_id = 'm1' AND consumer_group = 'billing' \
-                  AND reason = 'attempts_exhausted' AND attempts = 3 AND error LIKE '%the process died%'";
+                  AND reason = 'exhausted' AND attempts = 3 AND error LIKE '%the process died%'";
     assert_eq!(world.database.number(letter).await, 1);
     assert_eq!(
         world.database.number("SELECT count(*) FROM inbox_dead_letters").await,
