@@ -1,6 +1,6 @@
 //! A handler that only lacks its transaction: its arguments are decoded, its future isn't made yet.
 
-use std::{fmt, future::Future, marker::PhantomData, pin::Pin};
+use std::{fmt, future::Future, pin::Pin};
 
 use crate::{
     outcome::{Handled, HandlerError, IntoOutcome},
@@ -41,19 +41,21 @@ impl<S: Store> fmt::Debug for Bound<S> {
 
 /// A return type, checked to be one that a handler may have.
 #[derive(Debug)]
-pub struct Returns<R>(PhantomData<fn() -> R>, fn(R) -> Result<Handled, HandlerError>);
+pub struct Returns<R>(fn(R) -> Result<Handled, HandlerError>);
 
 /// Carries the bound on the return type, so that a wrong one is reported at the return type and once.
 #[must_use]
 pub fn outcome<R: IntoOutcome>() -> Returns<R> {
-    Returns(PhantomData, R::into_outcome)
+    Returns(R::into_outcome)
 }
 
 /// Boxes the handler's future. Carries the bound that it is `Send`, so that a breach is reported at the function's name.
+#[expect(clippy::needless_pass_by_value, reason = "the expansion makes it in the call")]
 pub fn run<'t, F, R>(handler: F, returns: Returns<R>) -> HandlerFuture<'t>
 where
     F: Future<Output = R> + Send + 't,
     R: 't,
 {
-    Box::pin(async move { (returns.1)(handler.await) })
+    let Returns(into_outcome) = returns;
+    Box::pin(async move { into_outcome(handler.await) })
 }

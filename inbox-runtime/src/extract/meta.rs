@@ -43,7 +43,6 @@ impl Meta {
     }
 
     /// A builder, for unit tests of handlers that take a `Meta`.
-    #[must_use]
     pub fn builder() -> MetaBuilder {
         MetaBuilder(Parts {
             group: "test".to_owned(),

@@ -13,6 +13,7 @@ use crate::{
 };
 
 pub(super) type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Select = Box<dyn Fn(&HandlerMeta) -> bool + Send>;
 type Late<T> = Box<dyn FnOnce(StoreSettings) -> T + Send>;
 
 /// Sets up an [`Inbox`]. What isn't set here comes from the environment.
@@ -43,7 +44,7 @@ pub struct InboxBuilder {
     pub(super) broker_url: Option<String>,
     pub(super) states: States,
     pub(super) groups: Option<Vec<String>>,
-    pub(super) select: Vec<Box<dyn Fn(&HandlerMeta) -> bool + Send>>,
+    pub(super) select: Vec<Select>,
     pub(super) expected: Vec<(String, String)>,
     pub(super) migrate: Option<Migrate>,
     pub(super) ack_wait: Option<Duration>,

@@ -27,7 +27,7 @@ impl<S: Store> Case<'_, S> {
                 self.acked(outcome)
             }
             Attempt::Duplicate(fingerprint) => self.duplicate(fingerprint).await,
-            Attempt::Failed(error) => self.failed(&error).await,
+            Attempt::Failed(error) | Attempt::Stale(error) => self.failed(&error).await,
             Attempt::Broken(how) => {
                 tracing::error!(error = how, "the handler broke its transaction");
                 self.bury(Reason::BrokenTransaction, how, None).await

@@ -56,6 +56,9 @@ pub(crate) struct Pipeline<S: Store> {
     pub(crate) in_flight: InFlight,
 }
 
+/// Takes the next message in hand; says whether there is one.
+pub(crate) type Next<'a> = &'a mut (dyn FnMut() -> bool + Send);
+
 /// A delivery on its way.
 pub(crate) struct Job {
     pub(crate) delivery: Delivery,
@@ -97,7 +100,10 @@ enum Attempt {
     /// The handler ended the transaction itself.
     Broken(String),
     Locked(String),
+    /// The database asks for a fresh transaction.
     Again(String),
+    /// The same, but when fresh ones don't help it is the handler's failure.
+    Stale(HandlerError),
     Unavailable(String),
 }
 
@@ -105,18 +111,20 @@ impl From<StoreError> for Attempt {
     fn from(error: StoreError) -> Self {
         match &error {
             StoreError::Locked(_) => Self::Locked(text(&error)),
+            StoreError::Again(_) => Self::Again(text(&error)),
             StoreError::Unavailable(_) => Self::Unavailable(text(&error)),
         }
     }
 }
 
 impl<S: Store> Pipeline<S> {
-    /// Handles one delivery. It is not settled yet, except that at_most_once acknowledges before it begins.
+    /// Handles one delivery. `next` takes another one in hand if there is one, so that the database can go from this
+    /// transaction to that one without a pause. This one is not settled yet, except that at_most_once acknowledges before it begins.
     ///
     /// # Cancel safety
     ///
     /// Dropped, it rolls back or has committed; the message was not acknowledged (at_most_once aside).
-    pub(crate) async fn process(&self, session: &mut Option<S::Session>, job: &mut Job) -> Done {
+    pub(crate) async fn process(&self, session: &mut Option<S::Session>, job: &mut Job, next: Next<'_>) -> Done {
         let identity = identity::of(&job.delivery, self.meta.id);
         let span = tracing::info_span!(
             "inbox.handle",
@@ -145,7 +153,7 @@ impl<S: Store> Pipeline<S> {
             key,
             id,
         };
-        let done = case.run(session, refused).instrument(span.clone()).await;
+        let done = case.run(session, refused, next).instrument(span.clone()).await;
         span.record("outcome", done.outcome.as_str());
         done
     }
@@ -213,13 +221,14 @@ impl<S: Store> Case<'_, S> {
         self.meta().ack == AckStrategy::ExactlyOnce
     }
 
-    async fn run(&mut self, session: &mut Option<S::Session>, refused: Option<Rejection>) -> Done {
+    async fn run(&mut self, session: &mut Option<S::Session>, refused: Option<Rejection>, next: Next<'_>) -> Done {
         // A message that kills the process must come to an end too: its attempt is on record before it is made. (Under
         // at_most_once there is no second one.)
-        if self.job.delivery.redelivered && self.meta().ack != AckStrategy::AtMostOnce {
-            if let Some(done) = self.count_attempt().await {
-                return done;
-            }
+        if self.job.delivery.redelivered
+            && self.meta().ack != AckStrategy::AtMostOnce
+            && let Some(done) = self.count_attempt().await
+        {
+            return done;
         }
         if let Some(rejection) = refused {
             return self.reject(&rejection).await;
@@ -236,8 +245,9 @@ impl<S: Store> Case<'_, S> {
                     return done;
                 }
             }
-            match self.attempt(session, bound).await {
-                Attempt::Again(_) if round < ROUNDS && self.meta().ack != AckStrategy::AtMostOnce => {}
+            match self.attempt(session, bound, next).await {
+                Attempt::Again(_) | Attempt::Stale(_)
+                    if round < ROUNDS && self.meta().ack != AckStrategy::AtMostOnce => {}
                 attempt => return self.conclude(attempt).await,
             }
         }
@@ -296,7 +306,7 @@ impl<S: Store> Case<'_, S> {
     }
 
     /// One transaction: begin, claim, handle, seal, commit.
-    async fn attempt(&self, session: &mut Option<S::Session>, bound: Bound<S>) -> Attempt {
+    async fn attempt(&self, session: &mut Option<S::Session>, bound: Bound<S>, next: Next<'_>) -> Attempt {
         let mut live = match session.take() {
             Some(live) => live,
             None => match self.pipeline.store.session().await {
@@ -304,25 +314,21 @@ impl<S: Store> Case<'_, S> {
                 Err(error) => return error.into(),
             },
         };
-        if let Err(error) = live.begin().await {
-            return error.into();
-        }
-        if self.claims() {
-            match live.claim(&self.claim()).await {
-                Ok(Claimed::Fresh) => {}
-                Ok(Claimed::Duplicate(fingerprint)) => {
-                    if live.abandon().await.is_ok() {
-                        *session = Some(live);
-                    }
-                    return Attempt::Duplicate(fingerprint);
+        let claim = self.claims().then(|| self.claim());
+        match live.begin(claim.as_ref()).await {
+            Ok(Claimed::Fresh) => {}
+            Ok(Claimed::Duplicate(fingerprint)) => {
+                if live.discard().await.is_ok() {
+                    *session = Some(live);
                 }
-                Err(error) => return error.into(),
+                return Attempt::Duplicate(fingerprint);
             }
+            Err(error) => return error.into(),
         }
         let handled = self.handle(live.conn(), bound).await;
         failpoint!("before_seal");
         let (attempt, usable) = match handled {
-            Ok(handled) => commit(&mut live, handled).await,
+            Ok(handled) => commit(&mut live, handled, next()).await,
             Err(error) => self.roll_back(&mut live, error).await,
         };
         if usable {
@@ -384,14 +390,15 @@ impl<S: Store> Case<'_, S> {
         match class {
             None | Some(FaultClass::Handler) => (Attempt::Failed(error), true),
             Some(FaultClass::Again) => (Attempt::Again(error.report()), true),
+            Some(FaultClass::Stale) => (Attempt::Stale(error), false),
             Some(FaultClass::Unavailable) => (Attempt::Unavailable(error.report()), false),
         }
     }
 }
 
 /// Seals and commits. The flag says whether the session can be used again.
-async fn commit<S: Session>(session: &mut S, handled: Handled) -> (Attempt, bool) {
-    match session.finish(false).await {
+async fn commit<S: Session>(session: &mut S, handled: Handled, next: bool) -> (Attempt, bool) {
+    match session.finish(next).await {
         Ok(()) => {
             failpoint!("after_commit");
             (Attempt::Committed(handled), true)

@@ -14,7 +14,7 @@ use crate::{
     broker::DynSource,
     outcome::Outcome,
     registry::Backoff,
-    store::{BoxFuture, Store, StoreError},
+    store::{BoxFuture, Session, Store, StoreError},
 };
 
 /// How long one pull waits for a message.
@@ -60,10 +60,14 @@ impl<S: Store> Runner for Pipeline<S> {
             let hold = self.in_flight.hold(job.lease.clone());
             hold.handling(self.meta.timeout);
             let mut session = None;
+            let mut next = || false;
             let done = tokio::select! {
-                done = self.process(&mut session, &mut job) => done,
+                done = self.process(&mut session, &mut job, &mut next) => done,
                 () = self.in_flight.keep_alive(ack_wait) => unreachable!("keep_alive never returns"),
             };
+            if let Some(session) = session {
+                session.release().await;
+            }
             if done.outcome != Outcome::Deferred {
                 self.trouble.leave();
             }
@@ -225,58 +229,80 @@ async fn replays<S: Store>(pipeline: &Pipeline<S>, slots: &Arc<Semaphore>, queue
 
 /// One worker: handles one message after another. It keeps its session while there is a next message, and no longer.
 async fn work<S: Store>(pipeline: Arc<Pipeline<S>>, queue: Arc<Queue>, stop: Stop) {
-    let mut session = None;
-    loop {
-        let queued = match queue.try_pop() {
-            Some(queued) => queued,
-            None => {
-                session = None;
-                match queue.pop().await {
-                    Some(queued) => queued,
-                    None => return,
-                }
+    let mut worker = Worker {
+        pipeline: &pipeline,
+        queue: &queue,
+        stop: &stop,
+        session: None,
+        next: None,
+    };
+    while let Some(queued) = worker.pop().await {
+        worker.handle(queued).await;
+    }
+}
+
+struct Worker<'a, S: Store> {
+    pipeline: &'a Pipeline<S>,
+    queue: &'a Queue,
+    stop: &'a Stop,
+    session: Option<S::Session>,
+    /// The message that was taken in hand while the one before it was being committed.
+    next: Option<Queued>,
+}
+
+impl<S: Store> Worker<'_, S> {
+    async fn pop(&mut self) -> Option<Queued> {
+        if let Some(queued) = self.next.take().or_else(|| self.queue.try_pop()) {
+            return Some(queued);
+        }
+        if let Some(session) = self.session.take() {
+            session.release().await;
+        }
+        self.queue.pop().await
+    }
+
+    async fn handle(&mut self, mut queued: Queued) {
+        let now = &self.stop.now;
+        let settled = now
+            .run_until_cancelled(self.handle_until_settled(&mut queued))
+            .await
+            .unwrap_or(false);
+        drop(queued.hold);
+        if !settled {
+            let release = self.pipeline.give_back(&queued.job, Duration::ZERO);
+            let _ = tokio::time::timeout(RELEASE_WAIT, release).await;
+        }
+    }
+
+    /// Handles a message, again and again while the database or the broker fails. Returns whether it is settled.
+    async fn handle_until_settled(&mut self, queued: &mut Queued) -> bool {
+        let pipeline = self.pipeline;
+        let mut failures = 0;
+        loop {
+            if self.stop.drain.is_cancelled() {
+                return false;
             }
-        };
-        handle(&pipeline, &mut session, queued, &stop).await;
-    }
-}
-
-async fn handle<S: Store>(pipeline: &Pipeline<S>, session: &mut Option<S::Session>, mut queued: Queued, stop: &Stop) {
-    let settled = stop
-        .now
-        .run_until_cancelled(handle_until_settled(pipeline, session, &mut queued, stop))
-        .await
-        .unwrap_or(false);
-    drop(queued.hold);
-    if !settled {
-        let _ = tokio::time::timeout(RELEASE_WAIT, pipeline.give_back(&queued.job, Duration::ZERO)).await;
-    }
-}
-
-/// Handles a message, again and again while the database or the broker fails. Returns whether it is settled.
-async fn handle_until_settled<S: Store>(
-    pipeline: &Pipeline<S>,
-    session: &mut Option<S::Session>,
-    queued: &mut Queued,
-    stop: &Stop,
-) -> bool {
-    let mut failures = 0;
-    loop {
-        if stop.drain.is_cancelled() {
-            return false;
+            queued.hold.handling(pipeline.meta.timeout);
+            let (waiting, queue) = (&mut self.next, self.queue);
+            let mut next = || {
+                if waiting.is_none() {
+                    *waiting = queue.try_pop();
+                }
+                waiting.is_some()
+            };
+            let done = pipeline.process(&mut self.session, &mut queued.job, &mut next).await;
+            if done.outcome != Outcome::Deferred {
+                pipeline.trouble.leave();
+                pipeline.settle(&queued.job, done).await;
+                return true;
+            }
+            pipeline.tally.count(Outcome::Deferred);
+            failures += 1;
+            self.stop
+                .drain
+                .run_until_cancelled(tokio::time::sleep(pause(failures)))
+                .await;
         }
-        queued.hold.handling(pipeline.meta.timeout);
-        let done = pipeline.process(session, &mut queued.job).await;
-        if done.outcome != Outcome::Deferred {
-            pipeline.trouble.leave();
-            pipeline.settle(&queued.job, done).await;
-            return true;
-        }
-        pipeline.tally.count(Outcome::Deferred);
-        failures += 1;
-        stop.drain
-            .run_until_cancelled(tokio::time::sleep(pause(failures)))
-            .await;
     }
 }
 

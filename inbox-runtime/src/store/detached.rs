@@ -72,11 +72,7 @@ pub struct DetachedSession(());
 impl Session for DetachedSession {
     type Conn = ();
 
-    async fn begin(&mut self) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    async fn claim(&mut self, _claim: &Claim<'_>) -> Result<Claimed, StoreError> {
+    async fn begin(&mut self, _claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
         Ok(Claimed::Fresh)
     }
 
@@ -91,4 +87,10 @@ impl Session for DetachedSession {
     async fn abandon(&mut self) -> Result<(), AbandonError> {
         Ok(())
     }
+
+    async fn discard(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn release(self) {}
 }

@@ -109,6 +109,9 @@ pub enum FaultClass {
     Handler,
     /// A fresh transaction may succeed at once (serialization failure, deadlock, lock timeout).
     Again,
+    /// The connection's prepared statements are out of date: a fresh transaction on another connection may succeed, and
+    /// if it doesn't, the statement was wrong.
+    Stale,
     /// The database can't be used now.
     Unavailable,
 }
@@ -137,15 +140,12 @@ impl DatabaseFaultRef<'_> {
 /// A worker's hold on the database: one transaction after another.
 ///
 /// Dropped in the middle of a transaction it rolls back, and the connection is not used again.
-pub trait Session: Send {
+pub trait Session: Send + Sized {
     /// The connection that the handler borrows.
     type Conn: Send + 'static;
 
-    /// Opens a transaction.
-    fn begin(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send;
-
-    /// Inserts the inbox row, first statement of the transaction.
-    fn claim(&mut self, claim: &Claim<'_>) -> impl Future<Output = Result<Claimed, StoreError>> + Send;
+    /// Opens a transaction and, given a claim, inserts the inbox row as its first statement.
+    fn begin(&mut self, claim: Option<&Claim<'_>>) -> impl Future<Output = Result<Claimed, StoreError>> + Send;
 
     /// The connection with the open transaction. Until [`finish`](Self::finish) or [`abandon`](Self::abandon) nobody but
     /// the runtime can end that transaction unnoticed.
@@ -156,6 +156,13 @@ pub trait Session: Send {
 
     /// Proves that the transaction is ours, and rolls it back.
     fn abandon(&mut self) -> impl Future<Output = Result<(), AbandonError>> + Send;
+
+    /// Ends a transaction in which nothing was written, because the claim found a row. The error tells that the session
+    /// can't be used again.
+    fn discard(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Gives back what the session holds: there is no next message.
+    fn release(self) -> impl Future<Output = ()> + Send;
 }
 
 /// The inbox row of a message.
@@ -251,6 +258,9 @@ pub enum StoreError {
     /// A lock that the claim needs was not given within `lock_wait`.
     #[error("the database is locked by another transaction")]
     Locked(#[source] Box<dyn StdError + Send + Sync>),
+    /// A fresh transaction, on another connection, may succeed at once.
+    #[error("the database asks for a fresh transaction")]
+    Again(#[source] Box<dyn StdError + Send + Sync>),
     /// The database can't be used now.
     #[error("the database is not available")]
     Unavailable(#[source] Box<dyn StdError + Send + Sync>),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Connection, Row, Sqlite, SqliteConnection};
 
-use super::{SqliteStore, Writer, guard::Guard, trouble, unavailable};
+use super::{SqliteStore, Writer, guard::Guard, primary_code, trouble, unavailable};
 use crate::{
     failpoint::failpoint,
     store::{AbandonError, Claim, Claimed, Fingerprint, FinishError, Session, StoreError, transaction},
@@ -74,7 +74,7 @@ impl Open {
 impl Session for SqliteSession {
     type Conn = SqliteConnection;
 
-    async fn begin(&mut self) -> Result<(), StoreError> {
+    async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
         let mut writer = self.store.writer().await?;
         let guard = Guard::install(&mut writer.conn).await.map_err(unavailable)?;
         // IMMEDIATE: a transaction that becomes a writer late fails at once, whatever the busy timeout is.
@@ -82,18 +82,16 @@ impl Session for SqliteSession {
             .await
             .map_err(trouble)?;
         guard.arm();
-        self.open = Some(Open {
+        let open = self.open.insert(Open {
             writer,
             guard,
             ended: false,
         });
         failpoint!("after_begin");
-        Ok(())
-    }
-
-    async fn claim(&mut self, claim: &Claim<'_>) -> Result<Claimed, StoreError> {
-        let conn = self.conn();
-        let claimed = insert(conn, claim).await.map_err(trouble)?;
+        let Some(claim) = claim else {
+            return Ok(Claimed::Fresh);
+        };
+        let claimed = insert(&mut open.writer.conn, claim).await.map_err(trouble)?;
         failpoint!("after_claim");
         Ok(claimed)
     }
@@ -115,7 +113,7 @@ impl Session for SqliteSession {
                 Ok(())
             }
             // A deferred constraint: the transaction is still open, and is rolled back when the connection closes.
-            Err(error) if is_constraint(&error) => Err(FinishError::Refused(error)),
+            Err(error) if primary_code(&error) == Some(19) => Err(FinishError::Refused(error)),
             Err(error) => Err(FinishError::Unknown(error)),
         }
     }
@@ -145,6 +143,16 @@ impl Session for SqliteSession {
         open.give_back();
         Ok(())
     }
+
+    async fn discard(&mut self) -> Result<(), StoreError> {
+        self.abandon().await.map_err(|error| match error {
+            AbandonError::Lost(error) => unavailable(error),
+            AbandonError::Broken(how) => StoreError::Unavailable(how.into()),
+        })
+    }
+
+    /// Nothing is held between two transactions.
+    async fn release(self) {}
 }
 
 /// Inserts the inbox row, or says whose row is there.
@@ -167,12 +175,4 @@ pub(super) async fn insert(conn: &mut SqliteConnection, claim: &Claim<'_>) -> sq
         .fetch_one(conn)
         .await?;
     Ok(Claimed::Duplicate(Fingerprint::from_i64(row.try_get(0)?)))
-}
-
-fn is_constraint(error: &sqlx::Error) -> bool {
-    error
-        .as_database_error()
-        .and_then(sqlx::error::DatabaseError::code)
-        .and_then(|code| code.parse::<u32>().ok())
-        .is_some_and(|code| code & 0xff == 19)
 }

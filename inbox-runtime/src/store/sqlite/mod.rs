@@ -153,14 +153,15 @@ fn unavailable(error: sqlx::Error) -> StoreError {
 
 /// Sorts an error of one of our own statements.
 fn trouble(error: sqlx::Error) -> StoreError {
-    let busy = error
-        .as_database_error()
-        .and_then(|error| error.code())
-        .and_then(|code| code.parse::<u32>().ok())
-        .is_some_and(|code| matches!(code & 0xff, 5 | 6));
-    if busy {
-        StoreError::Locked(Box::new(error))
-    } else {
-        unavailable(error)
+    // BUSY and LOCKED.
+    match primary_code(&error) {
+        Some(5 | 6) => StoreError::Locked(Box::new(error)),
+        _ => unavailable(error),
     }
+}
+
+/// SQLite's result code, without what its extended part adds.
+fn primary_code(error: &sqlx::Error) -> Option<u32> {
+    let code = error.as_database_error()?.code()?;
+    Some(code.parse::<u32>().ok()? & 0xff)
 }
