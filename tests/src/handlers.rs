@@ -9,7 +9,12 @@ use crate::{
     probe::{Order, Probe},
 };
 
-async fn handle<C: TestConnection>(
+/// What each of them does: writes its effect, then whatever the probe says.
+///
+/// # Errors
+///
+/// As the probe says.
+pub async fn handle<C: TestConnection>(
     tx: &mut C,
     order: Order,
     meta: Meta,
@@ -17,6 +22,8 @@ async fn handle<C: TestConnection>(
 ) -> Result<Handled, HandlerError> {
     let (call, step) = probe.enter(meta.group(), meta.message_id(), order, meta.delivery_count());
     tx.effect(&call.group, &call.id).await?;
+    #[cfg(feature = "failpoints")]
+    fail::fail_point!("inbox::in_handler");
     step.perform(tx).await
 }
 

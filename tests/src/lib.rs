@@ -10,6 +10,8 @@ mod flaky;
 pub mod handlers;
 mod linked;
 mod probe;
+pub mod process;
+mod script;
 mod world;
 
 pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
@@ -17,7 +19,16 @@ pub use database::{SqliteFile, TestConnection, TestDatabase};
 pub use flaky::Flaky;
 pub use linked::linked;
 pub use probe::{Call, Order, Probe, Step};
+pub use script::Script;
 pub use world::{World, eventually, next};
+
+/// As [`suite!`], for tests that need other processes: the pairs that those can reach.
+#[macro_export]
+macro_rules! process_suite {
+    ($($(#[$attribute:meta])* $name:ident),+ $(,)?) => {
+        $crate::suite!(@pair embedded_sqlite, $crate::EmbeddedFile, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+    };
+}
 
 /// Makes tests of generic test functions: one of each name for every pair of broker and database.
 #[macro_export]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Attempt, Case, Done, Settle, text};
+use super::{Attempt, Case, Done, Job, Pipeline, Settle, text};
 use crate::{
     extract::Rejection,
     outcome::{HandlerError, Outcome, Verdict},
@@ -15,6 +15,20 @@ const TROUBLE: Backoff = Backoff {
     first: Duration::from_secs(1),
     max: Duration::from_secs(30),
 };
+
+impl<S: Store> Pipeline<S> {
+    /// Takes back the attempt that was counted in advance and wasn't one.
+    pub(super) async fn take_back_attempt(&self, job: &mut Job) {
+        if job.counted.is_none() {
+            return;
+        }
+        match self.records.take_back_attempt(&self.key(job)).await {
+            Ok(()) => job.counted = None,
+            // It stays counted, and this delivery isn't counted again.
+            Err(error) => tracing::debug!(error = %text(&error), "an attempt could not be taken back"),
+        }
+    }
+}
 
 impl<S: Store> Case<'_, S> {
     /// Decides what follows from how the transaction ended.
@@ -81,18 +95,6 @@ impl<S: Store> Case<'_, S> {
         }
         if let Err(error) = self.pipeline.records.clear_attempts(&self.key).await {
             tracing::warn!(error = %text(&error), "the attempts of a handled message could not be deleted");
-        }
-    }
-
-    /// Takes back the attempt that was counted in advance and wasn't one.
-    async fn take_back_attempt(&mut self) {
-        if self.job.counted.is_none() {
-            return;
-        }
-        match self.pipeline.records.take_back_attempt(&self.key).await {
-            Ok(()) => self.job.counted = None,
-            // It stays counted, and this delivery isn't counted again.
-            Err(error) => tracing::debug!(error = %text(&error), "an attempt could not be taken back"),
         }
     }
 
@@ -208,7 +210,7 @@ impl<S: Store> Case<'_, S> {
 
     /// Somebody else holds what the claim needs.
     async fn locked(&mut self, why: &str) -> Done {
-        self.take_back_attempt().await;
+        self.pipeline.take_back_attempt(self.job).await;
         let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
         let delay = self.meta().backoff.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
         tracing::info!(
@@ -224,7 +226,7 @@ impl<S: Store> Case<'_, S> {
 
     /// The database or the broker failed, which is not the message's fault.
     pub(super) async fn deferred(&mut self, why: &str) -> Done {
-        self.take_back_attempt().await;
+        self.pipeline.take_back_attempt(self.job).await;
         self.pipeline.trouble.enter(why);
         let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
         let delay = TROUBLE.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));

@@ -11,9 +11,17 @@
 //! [`process`](Pipeline::process) walks this path once and says how the message is to be settled; `failure` decides about
 //! everything that goes wrong on it; `worker` runs it for many messages at a time.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use futures_util::FutureExt;
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::{
@@ -65,6 +73,8 @@ pub(crate) struct Job {
     pub(crate) lease: DynLease,
     /// The attempts so far, this one included, if it was counted before it was made.
     counted: Option<u32>,
+    /// The handler runs, or the message was acknowledged so that it may: a drain waits for it.
+    begun: Arc<AtomicBool>,
 }
 
 impl Job {
@@ -73,6 +83,22 @@ impl Job {
             delivery,
             lease,
             counted: None,
+            begun: Arc::default(),
+        }
+    }
+
+    fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// Tells, beside [`process`](Pipeline::process), when the program is to stop before the handler has begun.
+    pub(crate) fn stopped_before_it_began(&self, drain: CancellationToken) -> impl Future<Output = ()> + use<> {
+        let begun = self.begun.clone();
+        async move {
+            drain.cancelled().await;
+            if begun.load(Ordering::Relaxed) {
+                std::future::pending().await
+            }
         }
     }
 }
@@ -135,11 +161,8 @@ impl<S: Store> Pipeline<S> {
             delivery_count = job.delivery.delivery_count,
             outcome = tracing::field::Empty,
         );
-        let key = AttemptKey {
-            group: self.meta.group.to_owned(),
-            handler: self.meta.name.to_owned(),
-            position: job.delivery.position.clone(),
-        };
+        let key = self.key(job);
+        job.begun.store(false, Ordering::Relaxed);
         let (id, refused) = match identity {
             Ok(found) => {
                 self.warn_positional(found.positional);
@@ -158,9 +181,17 @@ impl<S: Store> Pipeline<S> {
         done
     }
 
+    /// What the attempts on a message are counted by.
+    fn key(&self, job: &Job) -> AttemptKey {
+        AttemptKey {
+            group: self.meta.group.to_owned(),
+            handler: self.meta.name.to_owned(),
+            position: job.delivery.position.clone(),
+        }
+    }
+
     /// Says once that copies which the producer makes can't be told from new messages.
     fn warn_positional(&self, positional: bool) {
-        use std::sync::atomic::{AtomicBool, Ordering};
         static WARNED: AtomicBool = AtomicBool::new(false);
         if positional && self.meta.id == crate::registry::IdSource::Auto && !WARNED.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -194,6 +225,12 @@ impl<S: Store> Pipeline<S> {
         }
         self.tally.count(done.outcome);
         done.outcome
+    }
+
+    /// Gives a delivery back because the program stops, which is no failure of the handler: nothing is counted.
+    pub(crate) async fn release(&self, job: &mut Job, wait: Duration) {
+        let _ = tokio::time::timeout(wait, self.give_back(job, Duration::ZERO)).await;
+        let _ = tokio::time::timeout(wait, self.take_back_attempt(job)).await;
     }
 
     /// Gives a delivery back to come again after `delay`; if that fails it comes again when its lease runs out.
@@ -295,6 +332,7 @@ impl<S: Store> Case<'_, S> {
             Ok(live) => *session = Some(live),
             Err(error) => return Err(self.deferred(&text(&error)).await),
         }
+        self.job.begin();
         failpoint!("before_ack");
         if let Err(error) = self.job.lease.ack_confirmed().await {
             self.pipeline.tally.count_ack(false);
@@ -325,6 +363,7 @@ impl<S: Store> Case<'_, S> {
             }
             Err(error) => return error.into(),
         }
+        self.job.begin();
         let handled = self.handle(live.conn(), bound).await;
         failpoint!("before_seal");
         let (attempt, usable) = match handled {

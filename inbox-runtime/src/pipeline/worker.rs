@@ -269,8 +269,7 @@ impl<S: Store> Worker<'_, S> {
             .unwrap_or(false);
         drop(queued.hold);
         if !settled {
-            let release = self.pipeline.give_back(&queued.job, Duration::ZERO);
-            let _ = tokio::time::timeout(RELEASE_WAIT, release).await;
+            self.pipeline.release(&mut queued.job, RELEASE_WAIT).await;
         }
     }
 
@@ -290,7 +289,13 @@ impl<S: Store> Worker<'_, S> {
                 }
                 waiting.is_some()
             };
-            let done = pipeline.process(&mut self.session, &mut queued.job, &mut next).await;
+            let stopped = queued.job.stopped_before_it_began(self.stop.drain.clone());
+            let done = tokio::select! {
+                biased;
+                done = pipeline.process(&mut self.session, &mut queued.job, &mut next) => done,
+                // It waits for its turn at the database, behind handlers that are to finish.
+                () = stopped => return false,
+            };
             if done.outcome != Outcome::Deferred {
                 pipeline.trouble.leave();
                 pipeline.settle(&queued.job, done).await;

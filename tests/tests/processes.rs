@@ -1,0 +1,157 @@
+//! Processes that die, start at once or share the work: nothing is lost, and every effect is there once.
+
+use std::time::{Duration, Instant};
+
+use inbox_runtime::{
+    Embedded, Message,
+    sqlx::{self, SqlitePool},
+};
+use inbox_tests::{
+    Settled, TestBroker, TestDatabase, World,
+    process::{Mode, Signal, WorkerCommand, long},
+    process_suite,
+};
+
+const WORKER: &str = env!("CARGO_BIN_EXE_worker");
+
+process_suite!(
+    a_handler_that_aborts_the_process_ends_in_the_dead_letter,
+    b18_random_kills_and_failures_leave_every_effect_once,
+);
+
+/// `max_attempts` is 3. The first attempt is not written before it is made, those of redeliveries are.
+async fn a_handler_that_aborts_the_process_ends_in_the_dead_letter<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    for id in ["m1", "m2", "m3"] {
+        world.publish(id).await;
+    }
+    let (mut deaths, mut runs) = (0, 0);
+    loop {
+        let mut worker = WorkerCommand::on(WORKER, Mode::Run, &world, "billing")
+            .ack_wait(Duration::from_millis(500))
+            .script("m1=abort")
+            .start();
+        worker.says("ready").await;
+        let turn = async {
+            while !worker.is_over() && !world.settled("billing").await {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), turn)
+            .await
+            .expect("the process dies or everything is settled");
+        worker.signal(Signal::TERM);
+        let ended = worker.end().await;
+        runs += ended.runs("billing", "m1");
+        if ended.status.success() {
+            break;
+        }
+        assert!(ended.killed_by(Signal::ABORT), "{ended:#?}");
+        deaths += 1;
+        assert!(deaths < 10, "the message kills one process after the other: {ended:#?}");
+    }
+    assert_eq!((deaths, runs), (4, 4));
+    world.assert_untouched("billing", "m1").await;
+    world.assert_done("billing", "m2").await;
+    world.assert_done("billing", "m3").await;
+    assert!(world.settled("billing").await);
+    let letter = "SELECT count(*) FROM inbox_dead_letters WHERE message_id = 'm1' AND consumer_group = 'billing' \
+                  AND reason = 'exhausted' AND attempts = 3 AND error LIKE '%the process died%'";
+    assert_eq!(world.database.number(letter).await, 1);
+    assert_eq!(
+        world.database.number("SELECT count(*) FROM inbox_dead_letters").await,
+        1
+    );
+}
+
+/// Three processes share the work, one of which is killed every 300 ms until all is done; handlers fail one time in five.
+async fn b18_random_kills_and_failures_leave_every_effect_once<B: TestBroker, D: TestDatabase>() {
+    let count: u32 = if long() { 2_000 } else { 300 };
+    let world = World::<B, D>::new().await;
+    for number in 0..count {
+        world.publish(&format!("m{number}")).await;
+    }
+    let start = || {
+        WorkerCommand::on(WORKER, Mode::Run, &world, "audit")
+            .ack_wait(Duration::from_secs(1))
+            .script("fail:0.2")
+            .start()
+    };
+    let mut workers = vec![start(), start(), start()];
+    let deadline = Instant::now() + Duration::from_secs(if long() { 600 } else { 120 });
+    let (mut kills, mut runs) = (0, 0);
+    while world.broker.settled("audit", ">").await != Some(Settled::ALL) {
+        assert!(
+            Instant::now() < deadline,
+            "not done after {kills} kills and {runs} runs"
+        );
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let victim = fastrand::usize(..workers.len());
+        let ended = std::mem::replace(&mut workers[victim], start()).kill().await;
+        assert!(ended.killed_by(Signal::KILL), "{ended:#?}");
+        kills += 1;
+        runs += ended.all_runs();
+    }
+    for mut worker in workers {
+        worker.says("ready").await;
+        runs += worker.stop().await.all_runs();
+    }
+    let count = i64::from(count);
+    let number = async |sql: &str| world.database.number(sql).await;
+    assert_eq!(number("SELECT count(*) FROM effects").await, count);
+    assert_eq!(number("SELECT count(DISTINCT msg_id) FROM effects").await, count);
+    assert_eq!(number("SELECT count(*) FROM inbox_events").await, count);
+    assert_eq!(number("SELECT count(*) FROM inbox_dead_letters").await, 0);
+    assert_eq!(world.broker.settled("audit", ">").await, Some(Settled::ALL));
+    assert!(kills > 0 && runs as i64 > count, "{kills} kills, {runs} runs");
+}
+
+/// About the two files, which nobody has made before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f16_eight_processes_start_at_once_on_new_files() {
+    for round in 0..if long() { 50 } else { 5 } {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (broker, database) = (folder.path().join("broker.db"), folder.path().join("app.db"));
+        let (broker_url, database_url) = (
+            format!("embedded:{}", broker.display()),
+            format!("sqlite://{}", database.display()),
+        );
+        let command = || {
+            WorkerCommand::new(WORKER, Mode::Idle, &broker_url, &database_url, "billing")
+                .env("INBOX_TEST_HANDLERS", "sqlite")
+        };
+        let mut workers: Vec<_> = (0..8)
+            .map(|_| command().env("INBOX_TEST_BARRIER", "1").start())
+            .collect();
+        for worker in &mut workers {
+            worker.says("waiting").await;
+        }
+        for worker in &mut workers {
+            worker.go();
+        }
+        for worker in workers {
+            let ended = worker.end().await;
+            assert!(ended.status.success(), "round {round}: {ended:#?}");
+        }
+        // The tables are complete: one more process handles a message with them.
+        let pool = SqlitePool::connect(&database_url).await.expect("the database");
+        let made: i64 = sqlx::query_scalar("SELECT count(*) FROM _inbox_migrations WHERE success")
+            .fetch_one(&pool)
+            .await
+            .expect("the bookkeeping");
+        assert_eq!(made, 1, "round {round}");
+        sqlx::raw_sql("CREATE TABLE effects (grp TEXT NOT NULL, msg_id TEXT NOT NULL)")
+            .execute(&pool)
+            .await
+            .expect("the table of effects");
+        let message = Message::new("order.created", r#"{"order_id": "o1"}"#).id("m1");
+        Embedded::file(&broker).publish(message).await.expect("published");
+        let ended = command().start().end().await;
+        assert_eq!(ended.runs("billing", "m1"), 1, "round {round}: {ended:#?}");
+        let effects: i64 = sqlx::query_scalar("SELECT count(*) FROM effects JOIN inbox_events ON message_id = msg_id")
+            .fetch_one(&pool)
+            .await
+            .expect("the effects");
+        assert_eq!(effects, 1, "round {round}");
+    }
+}
