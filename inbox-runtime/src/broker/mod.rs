@@ -126,7 +126,8 @@ pub trait Lease: Send + Sync + 'static {
     /// Settles the message as done.
     fn ack(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
 
-    /// Settles the message as done; returns when the broker has confirmed that it is so for good.
+    /// Settles the message as done before it is; returns when the broker has confirmed that it is so for good. Fails with
+    /// [`BrokerError::LeaseLost`] when the lease has passed to somebody else, who may be at it.
     fn ack_confirmed(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
 
     /// Gives the message back; it comes again after `delay`. Does nothing when the lease has passed to somebody else.
@@ -169,6 +170,12 @@ pub enum BrokerError {
         /// Why it failed.
         #[source]
         source: Option<Box<dyn StdError + Send + Sync>>,
+    },
+    /// The lease of a delivery has passed on: the message was delivered to somebody else again, or is settled.
+    #[error("the lease of {position} has passed on: the message was delivered again, or is settled")]
+    LeaseLost {
+        /// Where the broker keeps the message.
+        position: String,
     },
     /// What was asked is wrong and stays wrong.
     #[error("{0}")]

@@ -26,7 +26,7 @@ use tracing::Instrument;
 
 use crate::{
     bound::Bound,
-    broker::DynLease,
+    broker::{BrokerError, DynLease},
     delivery::Delivery,
     extract::{DeliveryContext, Meta, Rejection, States},
     failpoint::failpoint,
@@ -97,7 +97,7 @@ impl Job {
         async move {
             drain.cancelled().await;
             if begun.load(Ordering::Relaxed) {
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         }
     }
@@ -112,7 +112,7 @@ pub(crate) struct Done {
 enum Settle {
     /// Acknowledge it.
     Ack,
-    /// It was acknowledged before the handler ran.
+    /// Nothing is left to do: it was acknowledged before the handler ran, or isn't ours any more.
     Acked,
     /// Give it back, to come again after this time.
     Back(Duration),
@@ -334,9 +334,19 @@ impl<S: Store> Case<'_, S> {
         }
         self.job.begin();
         failpoint!("before_ack");
-        if let Err(error) = self.job.lease.ack_confirmed().await {
-            self.pipeline.tally.count_ack(false);
-            return Err(self.deferred(&text(&error)).await);
+        match self.job.lease.ack_confirmed().await {
+            Ok(()) => {}
+            Err(error @ BrokerError::LeaseLost { .. }) => {
+                tracing::info!(error = %text(&error), "the message is somebody else's by now");
+                return Err(Done {
+                    outcome: Outcome::Locked,
+                    settle: Settle::Acked,
+                });
+            }
+            Err(error) => {
+                self.pipeline.tally.count_ack(false);
+                return Err(self.deferred(&text(&error)).await);
+            }
         }
         self.pipeline.tally.count_ack(true);
         failpoint!("after_ack");

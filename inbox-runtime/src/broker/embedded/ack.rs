@@ -2,8 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sqlx::SqliteConnection;
-
 use super::{
     Shared,
     clock::millis,
@@ -31,41 +29,42 @@ impl EmbeddedLease {
         }
     }
 
-    /// Deletes the pending row, whosever it is by now: the work is done. Returns whether it was there.
-    async fn settle(&self, connection: &mut SqliteConnection) -> Result<bool, sqlx::Error> {
-        let deleted = sqlx::query("DELETE FROM pending WHERE consumer = ? AND seq = ?")
-            .bind(self.durable.id)
-            .bind(self.seq)
-            .execute(connection)
-            .await?;
-        Ok(deleted.rows_affected() > 0)
-    }
-
-    async fn settle_durably(&self, connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
-        if !self.settle(connection).await? {
-            // An earlier ack deleted the row and may not be on the disk yet: any synced write takes it along.
-            sqlx::query("UPDATE consumers SET acked = acked WHERE id = ?")
-                .bind(self.durable.id)
-                .execute(connection)
-                .await?;
+    fn passed_on(&self, instance: &str) -> BrokerError {
+        BrokerError::LeaseLost {
+            position: position(instance, self.seq),
         }
-        Ok(())
     }
 }
 
 impl Lease for EmbeddedLease {
+    /// Deletes the pending row, whosever it is by now: the work is done.
     async fn ack(&self) -> Result<(), BrokerError> {
         // Not synced: an ack that a power failure undoes means a redelivery, as an ack that is lost on a network does.
         let mut writing = self.shared.db().await?.relaxed().await?;
-        let settled = self.settle(&mut writing).await;
-        writing.done("acknowledge a message to", settled)?;
+        let deleted = sqlx::query("DELETE FROM pending WHERE consumer = ? AND seq = ?")
+            .bind(self.durable.id)
+            .bind(self.seq)
+            .execute(&mut *writing)
+            .await;
+        writing.done("acknowledge a message to", deleted)?;
         Ok(())
     }
 
+    /// Deletes the pending row if it is still ours: the work is yet to be done, and must not be done by two.
     async fn ack_confirmed(&self) -> Result<(), BrokerError> {
-        let mut writing = self.shared.db().await?.durable().await?;
-        let settled = self.settle_durably(&mut writing).await;
-        writing.done("acknowledge a message to", settled)
+        let db = self.shared.db().await?;
+        let mut writing = db.durable().await?;
+        let deleted = sqlx::query("DELETE FROM pending WHERE consumer = ? AND seq = ? AND delivery_count = ?")
+            .bind(self.durable.id)
+            .bind(self.seq)
+            .bind(self.count)
+            .execute(&mut *writing)
+            .await;
+        let deleted = writing.done("acknowledge a message to", deleted)?;
+        if deleted.rows_affected() == 0 {
+            return Err(self.passed_on(&db.instance));
+        }
+        Ok(())
     }
 
     async fn nak(&self, delay: Duration) -> Result<(), BrokerError> {
@@ -92,11 +91,7 @@ impl Lease for EmbeddedLease {
         if renew(&self.shared, &self.durable, self.seq, self.count).await? {
             return Ok(());
         }
-        let position = position(&self.shared.db().await?.instance, self.seq);
-        Err(BrokerError::Invalid(format!(
-            "the lease of {position} has passed on: the message is settled, or was delivered to group \"{}\" again",
-            self.durable.group
-        )))
+        Err(self.passed_on(&self.shared.db().await?.instance))
     }
 }
 

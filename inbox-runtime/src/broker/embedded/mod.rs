@@ -284,11 +284,7 @@ impl Broker for Embedded {
             } else {
                 tracing::debug!(group, subject, position = opened.position, "a durable consumer goes on");
             }
-            let durable = Durable {
-                id: opened.id,
-                group,
-                subject,
-            };
+            let durable = Durable { id: opened.id, subject };
             EmbeddedSource::new(Arc::clone(&self.shared), durable, opened.ack_wait)
         };
         Ok(subscriptions.into_iter().zip(opened).map(source).collect())

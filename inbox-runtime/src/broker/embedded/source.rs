@@ -126,23 +126,32 @@ impl Source for EmbeddedSource {
         }
     }
 
+    async fn close(&mut self) {
+        if let Some(leftovers) = self.leftovers() {
+            leftovers.await;
+        }
+    }
+
     fn ack_wait(&self) -> Duration {
         until(self.ack_wait, 0)
     }
 }
 
-impl Drop for EmbeddedSource {
-    fn drop(&mut self) {
+impl EmbeddedSource {
+    /// Takes out what was leased and not handed over; the result gives it back. `None` if there is nothing.
+    fn leftovers(&mut self) -> Option<impl Future<Output = ()> + Send + 'static> {
         let (taking, ready) = (self.taking.take(), mem::take(&mut self.ready));
         if taking.is_none() && ready.is_empty() {
-            return;
+            return None;
         }
-        // Without a runtime the leases have to run out.
-        let Ok(runtime) = Handle::try_current() else { return };
         let (shared, durable) = (Arc::clone(&self.shared), Arc::clone(&self.durable));
-        runtime.spawn(async move {
+        Some(async move {
             let taken = match taking {
-                Some(taking) => taking.await.ok().and_then(Result::ok).map_or_else(Vec::new, |found| found.taken),
+                Some(taking) => taking
+                    .await
+                    .ok()
+                    .and_then(Result::ok)
+                    .map_or_else(Vec::new, |found| found.taken),
                 None => Vec::new(),
             };
             for taken in ready.into_iter().chain(taken) {
@@ -150,6 +159,15 @@ impl Drop for EmbeddedSource {
                     tracing::debug!(%error, seq = taken.seq, "a message that nobody has comes again when its lease runs out");
                 }
             }
-        });
+        })
+    }
+}
+
+impl Drop for EmbeddedSource {
+    fn drop(&mut self) {
+        // Without a runtime the leases have to run out.
+        if let (Some(leftovers), Ok(runtime)) = (self.leftovers(), Handle::try_current()) {
+            runtime.spawn(leftovers);
+        }
     }
 }

@@ -19,7 +19,6 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Durable {
     pub(super) id: i64,
-    pub(super) group: String,
     pub(super) subject: String,
 }
 
