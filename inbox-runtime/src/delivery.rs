@@ -59,27 +59,6 @@ impl Headers {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_deref()))
     }
 
-    /// The headers as the tables keep them: a JSON array of `[name, value]`, a value being text, an array of bytes where
-    /// it isn't UTF-8, or null.
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let rows: Vec<_> = self
-            .iter()
-            .map(|(name, value)| (name, value.map(StoredValue::of)))
-            .collect();
-        // Strings, numbers and arrays of them can always be written.
-        serde_json::to_vec(&rows).unwrap_or_default()
-    }
-
-    /// What [`to_bytes`](Self::to_bytes) made.
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, serde_json::Error> {
-        let rows: Vec<(String, Option<StoredValue>)> = serde_json::from_slice(bytes)?;
-        Ok(Self(
-            rows.into_iter()
-                .map(|(name, value)| (name, value.map(Into::into)))
-                .collect(),
-        ))
-    }
-
     /// How many headers there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -90,32 +69,6 @@ impl Headers {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
-    }
-}
-
-/// A header's value in the tables: readable where it is text.
-#[derive(serde::Serialize, serde::Deserialize)]
-#[serde(untagged)]
-enum StoredValue {
-    Text(String),
-    Bytes(Vec<u8>),
-}
-
-impl StoredValue {
-    fn of(value: &[u8]) -> Self {
-        match std::str::from_utf8(value) {
-            Ok(text) => Self::Text(text.to_owned()),
-            Err(_) => Self::Bytes(value.to_vec()),
-        }
-    }
-}
-
-impl From<StoredValue> for Bytes {
-    fn from(value: StoredValue) -> Self {
-        match value {
-            StoredValue::Text(text) => text.into(),
-            StoredValue::Bytes(bytes) => bytes.into(),
-        }
     }
 }
 

@@ -1,9 +1,6 @@
 //! The rows of the tables beside the inbox: attempts and dead letters.
 
-use std::{
-    fmt,
-    time::{Duration, SystemTime},
-};
+use std::{fmt, time::SystemTime};
 
 use bytes::Bytes;
 
@@ -50,7 +47,8 @@ pub enum Reason {
 }
 
 impl Reason {
-    const ALL: [Self; 6] = [
+    /// Every reason.
+    pub const ALL: [Self; 6] = [
         Self::Rejected,
         Self::Permanent,
         Self::Exhausted,
@@ -70,10 +68,6 @@ impl Reason {
             Self::IdReused => "id_reused",
             Self::Persisted => "persisted",
         }
-    }
-
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|reason| reason.as_str() == text)
     }
 }
 
@@ -149,23 +143,4 @@ pub struct DeadLetter {
     pub dead_at: SystemTime,
     /// Whether it waits or is being replayed.
     pub status: DeadLetterStatus,
-}
-
-/// Milliseconds since 1970, as the tables keep times.
-pub(crate) fn to_millis(time: SystemTime) -> i64 {
-    match time.duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(since) => i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
-        Err(before) => i64::try_from(before.duration().as_millis()).map_or(i64::MIN, |millis| -millis),
-    }
-}
-
-/// The time of a number of milliseconds since 1970; one that the clock can't show becomes 1970.
-pub(crate) fn from_millis(millis: i64) -> SystemTime {
-    let distance = Duration::from_millis(millis.unsigned_abs());
-    let time = if millis < 0 {
-        SystemTime::UNIX_EPOCH.checked_sub(distance)
-    } else {
-        SystemTime::UNIX_EPOCH.checked_add(distance)
-    };
-    time.unwrap_or(SystemTime::UNIX_EPOCH)
 }

@@ -3,7 +3,13 @@
 //! sqlx checks a statement's arguments and rows against one database's types, so that what is generic here is the text: a
 //! macro makes the code for each.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::Reason;
+use crate::delivery::Headers;
 
 /// Whole milliseconds, for a statement's argument.
 pub(crate) fn millis(duration: Duration) -> i64 {
@@ -18,6 +24,66 @@ pub(crate) fn storable(text: &str) -> String {
 /// A number of attempts as a table has it.
 pub(crate) fn attempts(number: i64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// The reason that a table names.
+pub(crate) fn reason(text: &str) -> sqlx::Result<Reason> {
+    let found = Reason::ALL.into_iter().find(|reason| reason.as_str() == text);
+    found.ok_or_else(|| sqlx::Error::Decode(format!("unknown reason {text}").into()))
+}
+
+/// A header's value in the tables: readable where it is text.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Value {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+/// The headers as the tables keep them: a JSON array of `[name, value]`, a value being text, an array of bytes where it
+/// isn't UTF-8, or null.
+pub(crate) fn write_headers(headers: &Headers) -> Vec<u8> {
+    let value = |value: &[u8]| match std::str::from_utf8(value) {
+        Ok(text) => Value::Text(text.to_owned()),
+        Err(_) => Value::Bytes(value.to_vec()),
+    };
+    let rows: Vec<_> = headers.iter().map(|(name, bytes)| (name, bytes.map(value))).collect();
+    // Strings, numbers and arrays of them can always be written.
+    serde_json::to_vec(&rows).unwrap_or_default()
+}
+
+/// What [`write_headers`] made.
+pub(crate) fn read_headers(bytes: &[u8]) -> sqlx::Result<Headers> {
+    let rows: Vec<(String, Option<Value>)> =
+        serde_json::from_slice(bytes).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    let mut headers = Headers::new();
+    for (name, value) in rows {
+        match value {
+            Some(Value::Text(text)) => headers.append(name, Bytes::from(text)),
+            Some(Value::Bytes(bytes)) => headers.append(name, Bytes::from(bytes)),
+            None => headers.append_null(name),
+        }
+    }
+    Ok(headers)
+}
+
+/// Milliseconds since 1970, as the tables keep times.
+pub(crate) fn to_millis(time: SystemTime) -> i64 {
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_millis()).map_or(i64::MIN, |millis| -millis),
+    }
+}
+
+/// The time of a number of milliseconds since 1970; one that the clock can't show becomes 1970.
+pub(crate) fn from_millis(millis: i64) -> SystemTime {
+    let distance = Duration::from_millis(millis.unsigned_abs());
+    let time = if millis < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(distance)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(distance)
+    };
+    time.unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 /// Implements [`Records`](super::Records) for `$records`, which wraps a `$store`.
@@ -39,13 +105,11 @@ macro_rules! records {
         use sqlx::Row;
 
         use crate::{
-            delivery::Headers,
             failpoint::failpoint,
             store::{
                 AttemptKey, Attempts, BoxFuture, DeadLetter, DeadLetterStatus, Fingerprint, Migrate, MigrateError,
-                NewDeadLetter, Reason, Records, StoreError,
-                records::{from_millis, to_millis},
-                tables::{attempts, millis, storable},
+                NewDeadLetter, Records, StoreError,
+                tables::{attempts, from_millis, millis, read_headers, reason, storable, to_millis, write_headers},
                 transaction,
             },
         };
@@ -420,7 +484,7 @@ macro_rules! records {
             .bind(&letter.key.position)
             .bind(storable(&letter.subject))
             .bind(letter.message_id.as_deref().map(storable))
-            .bind(letter.headers.to_bytes())
+            .bind(write_headers(&letter.headers))
             .bind(letter.payload.as_deref())
             .bind(letter.reason.as_str())
             .bind(storable(&letter.error))
@@ -433,8 +497,6 @@ macro_rules! records {
         }
 
         fn read(row: &$row) -> sqlx::Result<DeadLetter> {
-            let reason: String = row.try_get("reason")?;
-            let headers: Vec<u8> = row.try_get("headers")?;
             Ok(DeadLetter {
                 id: row.try_get("id")?,
                 group: row.try_get("consumer_group")?,
@@ -442,11 +504,10 @@ macro_rules! records {
                 subject: row.try_get("subject")?,
                 message_id: row.try_get("message_id")?,
                 position: row.try_get("position")?,
-                headers: Headers::from_bytes(&headers).map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
+                headers: read_headers(row.try_get("headers")?)?,
                 payload: row.try_get::<Option<Vec<u8>>, _>("payload")?.map(Into::into),
                 published_at: row.try_get::<Option<i64>, _>("published_at")?.map(from_millis),
-                reason: Reason::parse(&reason)
-                    .ok_or_else(|| sqlx::Error::Decode(format!("unknown reason {reason}").into()))?,
+                reason: reason(row.try_get("reason")?)?,
                 error: row.try_get("error")?,
                 attempts: attempts(row.try_get("attempts")?),
                 first_failed_at: from_millis(row.try_get("first_failed_at")?),
