@@ -1,11 +1,14 @@
 //! The tables of the inbox in a SQLite file: made in one transaction of ours, or looked for.
 
+use std::time::Duration;
+
 use sqlx::{
     Row, SqlSafeStr, Sqlite, SqliteConnection, SqlitePool,
     migrate::{Migration, MigrationType, Migrator},
 };
+use tokio::time::Instant;
 
-use super::unavailable;
+use super::is_busy;
 use crate::store::{Migrate, MigrateError, transaction};
 
 /// Our own bookkeeping: in sqlx's default table our versions and those of the program would collide.
@@ -51,8 +54,29 @@ const TABLES: [(&str, &[&str]); 3] = [
     ),
 ];
 
+/// How long the start waits for other processes that start on the same file.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Makes or checks the tables.
 pub(super) async fn migrate(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateError> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut pause = Duration::from_millis(2);
+    loop {
+        match migrate_once(pool, mode).await {
+            // SQLite doesn't wait where waiting could be a deadlock, as in the change to WAL, which several processes that
+            // start at once on a new file do get to.
+            Err(MigrateError::Unavailable(error))
+                if error.downcast_ref().is_some_and(is_busy) && Instant::now() < deadline =>
+            {
+                tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+                pause = (pause * 2).min(Duration::from_millis(100));
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn migrate_once(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateError> {
     let mut conn = pool.acquire().await.map_err(failed)?;
     refuse_memory(&mut conn).await?;
     match mode {
@@ -155,5 +179,5 @@ async fn columns(conn: &mut SqliteConnection, table: &str) -> Result<Vec<String>
 }
 
 fn failed(error: sqlx::Error) -> MigrateError {
-    MigrateError::Unavailable(Box::new(unavailable(error)))
+    MigrateError::Unavailable(Box::new(error))
 }
