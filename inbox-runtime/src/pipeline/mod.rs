@@ -97,7 +97,7 @@ impl Job {
         async move {
             drain.cancelled().await;
             if begun.load(Ordering::Relaxed) {
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         }
     }
