@@ -82,6 +82,8 @@ async fn migrate_once(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateErr
     match mode {
         Migrate::Off => return Ok(()),
         Migrate::Check => {}
+        // A handler of another process may have the write lock for minutes: if there is nothing to do it isn't needed.
+        Migrate::Auto if is_current(&mut conn).await? => {}
         Migrate::Auto => {
             // Readers and the writer don't block one another in this mode, which stays with the file.
             sqlx::raw_sql("PRAGMA journal_mode = WAL")
@@ -119,16 +121,7 @@ async fn refuse_memory(conn: &mut SqliteConnection) -> Result<(), MigrateError> 
     Ok(())
 }
 
-async fn make(conn: &mut SqliteConnection) -> Result<(), MigrateError> {
-    // A table of one of our names that we haven't made would make the migration fail with less to say.
-    if columns(conn, BOOKKEEPING).await?.is_empty() {
-        for (table, wanted) in TABLES {
-            let found = columns(conn, table).await?;
-            if !found.is_empty() {
-                return Err(foreign(table, wanted, &found));
-            }
-        }
-    }
+fn migrator() -> Migrator {
     let mut migrator = Migrator::with_migrations(vec![Migration::new(
         1,
         "inbox".into(),
@@ -140,6 +133,34 @@ async fn make(conn: &mut SqliteConnection) -> Result<(), MigrateError> {
     migrator.set_ignore_missing(true).set_locking(false);
     migrator.dangerous_set_table_name(BOOKKEEPING);
     migrator
+}
+
+/// Whether every migration has been made.
+async fn is_current(conn: &mut SqliteConnection) -> Result<bool, MigrateError> {
+    if columns(conn, BOOKKEEPING).await?.is_empty() {
+        return Ok(false);
+    }
+    let made: Vec<(i64, Vec<u8>)> = sqlx::query_as("SELECT version, checksum FROM _inbox_migrations WHERE success")
+        .fetch_all(conn)
+        .await
+        .map_err(failed)?;
+    Ok(migrator().iter().all(|migration| {
+        made.iter()
+            .any(|(version, checksum)| *version == migration.version && checksum[..] == migration.checksum[..])
+    }))
+}
+
+async fn make(conn: &mut SqliteConnection) -> Result<(), MigrateError> {
+    // A table of one of our names that we haven't made would make the migration fail with less to say.
+    if columns(conn, BOOKKEEPING).await?.is_empty() {
+        for (table, wanted) in TABLES {
+            let found = columns(conn, table).await?;
+            if !found.is_empty() {
+                return Err(foreign(table, wanted, &found));
+            }
+        }
+    }
+    migrator()
         .run_direct(None, conn, false)
         .await
         .map_err(|error| MigrateError::Failed(Box::new(error)))
