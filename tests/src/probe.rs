@@ -63,7 +63,7 @@ pub enum Step {
     /// Waits for the semaphore's permit, then succeeds.
     Gate(Arc<tokio::sync::Semaphore>),
     /// Runs statements on the transaction, ignores their errors, then does the next step.
-    Swallow(&'static str, Box<Step>),
+    Swallow(&'static str, Box<Self>),
     /// Runs statements on the transaction and fails with their error.
     Exec(&'static str),
     /// Runs statements in a nested transaction that is committed, or not.

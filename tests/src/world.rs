@@ -43,7 +43,7 @@ impl<B: TestBroker, D: TestDatabase> World<B, D> {
             .broker(self.flaky.clone())
             .state(self.probe.clone())
             .groups(groups.iter().copied())
-            .select(|meta| meta.name.starts_with(concat!("inbox_tests::handlers::")))
+            .select(|meta| meta.name.starts_with("inbox_tests::handlers::"))
             .select(|meta| meta.name.split("::").any(|part| part == D::HANDLERS))
     }
 

@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use inbox_runtime::Message;
 use inbox_tests::{
     Settled, TestBroker, TestDatabase, World, eventually,
-    process::{Mode, Signal, WorkerCommand},
+    process::{Mode, Signal, WorkerCommand, long},
     process_suite,
 };
 
@@ -126,7 +126,7 @@ struct Seen {
     letters: i64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Row {
     group: &'static str,
     message: &'static str,
@@ -259,6 +259,8 @@ async fn section<B: TestBroker, D: TestDatabase>(heading: &str) {
         .skip(1);
     let rows: Vec<Row> = lines.take_while(|line| !line.is_empty()).map(Row::parse).collect();
     assert!(!rows.is_empty(), "no rows for {heading}");
+    let rounds = if long() { 20 } else { 1 };
+    let rows = (0..rounds).flat_map(|_| rows.clone());
     futures_util::stream::iter(rows)
         .map(Row::play::<B, D>)
         .buffer_unordered(4)

@@ -7,7 +7,7 @@ use inbox_runtime::{
     sqlx::{self, SqlitePool},
 };
 use inbox_tests::{
-    Settled, TestBroker, TestDatabase, World,
+    Settled, TestBroker, TestDatabase, World, eventually,
     process::{Mode, Signal, WorkerCommand, long},
     process_suite,
 };
@@ -17,6 +17,7 @@ const WORKER: &str = env!("CARGO_BIN_EXE_worker");
 process_suite!(
     a_handler_that_aborts_the_process_ends_in_the_dead_letter,
     b18_random_kills_and_failures_leave_every_effect_once,
+    f16_a_process_starts_while_a_handler_of_another_has_the_database,
 );
 
 /// `max_attempts` is 3. The first attempt is not written before it is made, those of redeliveries are.
@@ -104,6 +105,24 @@ async fn b18_random_kills_and_failures_leave_every_effect_once<B: TestBroker, D:
     assert_eq!(number("SELECT count(*) FROM inbox_dead_letters").await, 0);
     assert_eq!(world.broker.settled("audit", ">").await, Some(Settled::ALL));
     assert!(kills > 0 && runs as i64 > count, "{kills} kills, {runs} runs");
+}
+
+/// Once the tables are there, a start needs no lock that a handler can have for minutes.
+async fn f16_a_process_starts_while_a_handler_of_another_has_the_database<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    world.publish("m1").await;
+    let mut busy = WorkerCommand::on(WORKER, Mode::Run, &world, "billing")
+        .script("sleep:60s")
+        .start();
+    busy.says("run").await;
+    let mut other = WorkerCommand::on(WORKER, Mode::Run, &world, "shipping").start();
+    other.says("ready").await;
+    assert!(!busy.is_over());
+    busy.kill().await;
+    eventually("the other handles its message", || world.settled("shipping")).await;
+    other.stop().await;
+    world.assert_done("shipping", "m1").await;
+    world.assert_untouched("billing", "m1").await;
 }
 
 /// About the two files, which nobody has made before.

@@ -70,6 +70,31 @@ where
             }
         }
     }
+    migrator(inbox)
+        .run_direct(None, conn, false)
+        .await
+        .map_err(|error| MigrateError::Failed(Box::new(error)))
+}
+
+/// Whether every migration has been made. Then there is no need for the lock, which somebody may have for minutes.
+pub(crate) async fn is_current<C>(conn: &mut C, inbox: &'static str) -> Result<bool, MigrateError>
+where
+    C: Schema + sqlx::migrate::Migrate,
+{
+    if columns(conn, BOOKKEEPING).await?.is_empty() {
+        return Ok(false);
+    }
+    let made = conn
+        .list_applied_migrations(BOOKKEEPING)
+        .await
+        .map_err(|error| MigrateError::Failed(Box::new(error)))?;
+    Ok(migrator(inbox).iter().all(|migration| {
+        made.iter()
+            .any(|made| made.version == migration.version && made.checksum == migration.checksum)
+    }))
+}
+
+fn migrator(inbox: &'static str) -> Migrator {
     let mut migrator = Migrator::with_migrations(vec![Migration::new(
         1,
         "inbox".into(),
@@ -81,9 +106,6 @@ where
     migrator.set_ignore_missing(true).set_locking(false);
     migrator.dangerous_set_table_name(BOOKKEEPING);
     migrator
-        .run_direct(None, conn, false)
-        .await
-        .map_err(|error| MigrateError::Failed(Box::new(error)))
 }
 
 /// Checks that every table is there and ours.

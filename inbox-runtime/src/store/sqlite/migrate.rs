@@ -1,21 +1,48 @@
 //! The tables of the inbox in a SQLite file: made in one transaction of ours, or looked for.
 
-use sqlx::{Row, Sqlite, SqliteConnection, SqlitePool};
+use std::time::Duration;
 
-use super::unavailable;
+use sqlx::{Row, Sqlite, SqliteConnection, SqlitePool};
+use tokio::time::Instant;
+
+use super::is_busy;
 use crate::store::{
     Migrate, MigrateError,
     migrate::{self, Schema},
     transaction,
 };
 
+const INBOX: &str = include_str!("../../../migrations/sqlite/0001_inbox.sql");
+
+/// How long the start waits for other processes that start on the same file.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Makes or checks the tables.
 pub(super) async fn migrate(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateError> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut pause = Duration::from_millis(2);
+    loop {
+        match migrate_once(pool, mode).await {
+            // SQLite doesn't wait where waiting could be a deadlock, as in the change to WAL, which several processes that
+            // start at once on a new file do get to.
+            Err(MigrateError::Unavailable(error))
+                if error.downcast_ref().is_some_and(is_busy) && Instant::now() < deadline =>
+            {
+                tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+                pause = (pause * 2).min(Duration::from_millis(100));
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn migrate_once(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateError> {
     let mut conn = pool.acquire().await.map_err(failed)?;
     refuse_memory(&mut conn).await?;
     match mode {
         Migrate::Off => return Ok(()),
         Migrate::Check => {}
+        Migrate::Auto if migrate::is_current(&mut *conn, INBOX).await? => {}
         Migrate::Auto => {
             // Readers and the writer don't block one another in this mode, which stays with the file.
             sqlx::raw_sql("PRAGMA journal_mode = WAL")
@@ -25,7 +52,7 @@ pub(super) async fn migrate(pool: &SqlitePool, mode: Migrate) -> Result<(), Migr
             transaction::begin::<Sqlite>(&mut conn, "BEGIN IMMEDIATE")
                 .await
                 .map_err(failed)?;
-            let made = migrate::make(&mut *conn, include_str!("../../../migrations/sqlite/0001_inbox.sql")).await;
+            let made = migrate::make(&mut *conn, INBOX).await;
             match &made {
                 Ok(()) => transaction::commit::<Sqlite>(&mut conn).await.map_err(failed)?,
                 Err(_) => transaction::rollback::<Sqlite>(&mut conn).await.map_err(failed)?,
@@ -63,5 +90,5 @@ impl Schema for SqliteConnection {
 }
 
 fn failed(error: sqlx::Error) -> MigrateError {
-    MigrateError::Unavailable(Box::new(unavailable(error)))
+    MigrateError::Unavailable(Box::new(error))
 }

@@ -172,11 +172,16 @@ fn unavailable(error: sqlx::Error) -> StoreError {
 
 /// Sorts an error of one of our own statements.
 fn trouble(error: sqlx::Error) -> StoreError {
-    // BUSY and LOCKED.
-    match primary_code(&error) {
-        Some(5 | 6) => StoreError::Locked(Box::new(error)),
-        _ => unavailable(error),
+    if is_busy(&error) {
+        StoreError::Locked(Box::new(error))
+    } else {
+        unavailable(error)
     }
+}
+
+/// Whether somebody else has the lock: BUSY and LOCKED.
+fn is_busy(error: &sqlx::Error) -> bool {
+    matches!(primary_code(error), Some(5 | 6))
 }
 
 /// SQLite's result code, without what its extended part adds.
