@@ -1,13 +1,18 @@
 //! The tables of the inbox in a SQLite file: made in one transaction of ours, or looked for.
 
+use std::time::Duration;
+
 use sqlx::{
     Row, SqlSafeStr, Sqlite, SqliteConnection, SqlitePool,
     migrate::{Migration, MigrationType, Migrator},
 };
+use tokio::time::Instant;
 
-use super::unavailable;
+use super::{is_busy, unavailable};
 use crate::store::{Migrate, MigrateError, transaction};
 
+/// How long a start waits for others that have the file.
+const START_WAIT: Duration = Duration::from_secs(10);
 /// Our own bookkeeping: in sqlx's default table our versions and those of the program would collide.
 const BOOKKEEPING: &str = "_inbox_migrations";
 
@@ -59,14 +64,7 @@ pub(super) async fn migrate(pool: &SqlitePool, mode: Migrate) -> Result<(), Migr
         Migrate::Off => return Ok(()),
         Migrate::Check => {}
         Migrate::Auto => {
-            // Readers and the writer don't block one another in this mode, which stays with the file.
-            sqlx::raw_sql("PRAGMA journal_mode = WAL")
-                .execute(&mut *conn)
-                .await
-                .map_err(failed)?;
-            transaction::begin::<Sqlite>(&mut conn, "BEGIN IMMEDIATE")
-                .await
-                .map_err(failed)?;
+            begin(&mut conn).await.map_err(failed)?;
             let made = make(&mut conn).await;
             match &made {
                 Ok(()) => transaction::commit::<Sqlite>(&mut conn).await.map_err(failed)?,
@@ -76,6 +74,30 @@ pub(super) async fn migrate(pool: &SqlitePool, mode: Migrate) -> Result<(), Migr
         }
     }
     check(&mut conn).await
+}
+
+/// Turns on the write-ahead log and begins a transaction, as soon as others let us.
+///
+/// SQLite doesn't wait where waiting could be a deadlock, as in the change of the journal; several programs that start on
+/// a new file at once, or beside one that writes, do get there.
+async fn begin(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+    let deadline = Instant::now() + START_WAIT;
+    let mut pause = Duration::from_millis(2);
+    loop {
+        match try_begin(conn).await {
+            Err(error) if is_busy(&error) && Instant::now() < deadline => {
+                tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+                pause = (pause * 2).min(Duration::from_millis(100));
+            }
+            begun => return begun,
+        }
+    }
+}
+
+async fn try_begin(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+    // Readers and the writer don't block one another in this mode, which stays with the file.
+    sqlx::raw_sql("PRAGMA journal_mode = WAL").execute(&mut *conn).await?;
+    transaction::begin::<Sqlite>(conn, "BEGIN IMMEDIATE").await
 }
 
 /// An in-memory database is gone when its last connection closes, and with it the knowledge of what was handled.

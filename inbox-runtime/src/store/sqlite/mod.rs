@@ -151,14 +151,18 @@ fn unavailable(error: sqlx::Error) -> StoreError {
     StoreError::Unavailable(Box::new(error))
 }
 
+/// Whether somebody else's lock was in the way.
+fn is_busy(error: &sqlx::Error) -> bool {
+    error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code)
+        .and_then(|code| code.parse::<u32>().ok())
+        .is_some_and(|code| matches!(code & 0xff, 5 | 6))
+}
+
 /// Sorts an error of one of our own statements.
 fn trouble(error: sqlx::Error) -> StoreError {
-    let busy = error
-        .as_database_error()
-        .and_then(|error| error.code())
-        .and_then(|code| code.parse::<u32>().ok())
-        .is_some_and(|code| matches!(code & 0xff, 5 | 6));
-    if busy {
+    if is_busy(&error) {
         StoreError::Locked(Box::new(error))
     } else {
         unavailable(error)
