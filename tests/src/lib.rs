@@ -15,7 +15,7 @@ pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
 pub use database::{SqliteFile, TestConnection, TestDatabase};
 pub use flaky::Flaky;
 pub use probe::{Call, Order, Probe, Step};
-pub use world::{World, eventually, next};
+pub use world::{World, eventually, next, nothing_more};
 
 /// Makes tests of generic test functions: one of each name for every pair of broker and database.
 #[macro_export]
