@@ -1,11 +1,11 @@
 //! Databases for tests, and what a handler of any of them can do.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::DerefMut, sync::Arc, time::Duration};
 
 use inbox_runtime::{
     InboxConnection, IntoStore,
     sqlx::{
-        self, AssertSqlSafe, Connection, SqliteConnection, SqlitePool,
+        self, AssertSqlSafe, Connection, Sqlite, SqliteConnection, SqlitePool, Transaction,
         sqlite::{SqliteConnectOptions, SqlitePoolOptions},
     },
 };
@@ -65,6 +65,8 @@ pub trait TestDatabase: Clone + Send + Sync + 'static {
     type Pool: IntoStore + Clone + Send + Sync + 'static;
     /// What its handlers take.
     type Conn: TestConnection;
+    /// A transaction that a test opens itself.
+    type Tx: DerefMut<Target = Self::Conn> + Send;
     /// The module of [`handlers`](crate::handlers) whose handlers are its.
     const HANDLERS: &'static str;
 
@@ -78,29 +80,51 @@ pub trait TestDatabase: Clone + Send + Sync + 'static {
     /// Its URL, for another process.
     fn url(&self) -> String;
 
+    /// Begins a transaction that may write.
+    async fn begin(&self) -> Self::Tx;
+
+    /// Commits it.
+    async fn commit(tx: Self::Tx);
+
+    /// Rolls it back.
+    async fn rollback(tx: Self::Tx);
+
     /// The number that a query gives.
-    async fn number(&self, sql: &str) -> i64;
+    fn number(&self, sql: &str) -> impl Future<Output = i64> + Send;
+
+    /// Runs statements outside of any transaction, which may fail.
+    async fn try_exec(&self, sql: &str) -> sqlx::Result<()>;
 
     /// Runs statements outside of any transaction.
-    async fn exec(&self, sql: &str);
+    async fn exec(&self, sql: &str) {
+        self.try_exec(sql).await.expect(sql);
+    }
 
     /// How many effects a group's handler has left for a message.
-    async fn effects(&self, group: &str, id: &str) -> i64 {
-        self.number(&format!(
-            "SELECT count(*) FROM effects WHERE grp = '{group}' AND msg_id = '{}'",
-            id.replace('\'', "''")
-        ))
-        .await
+    fn effects(&self, group: &str, id: &str) -> impl Future<Output = i64> + Send {
+        let (group, id) = (quoted(group), quoted(id));
+        async move {
+            self.number(&format!(
+                "SELECT count(*) FROM effects WHERE grp = {group} AND msg_id = {id}"
+            ))
+            .await
+        }
     }
 
-    /// How many inbox rows there are for a group's message; 0 also before the table is there.
-    async fn inbox(&self, group: &str, id: &str) -> i64 {
-        self.number(&format!(
-            "SELECT count(*) FROM inbox_events WHERE consumer_group = '{group}' AND message_id = '{}'",
-            id.replace('\'', "''")
-        ))
-        .await
+    /// How many inbox rows there are for a group's message.
+    fn inbox(&self, group: &str, id: &str) -> impl Future<Output = i64> + Send {
+        let (group, id) = (quoted(group), quoted(id));
+        async move {
+            self.number(&format!(
+                "SELECT count(*) FROM inbox_events WHERE consumer_group = {group} AND message_id = {id}"
+            ))
+            .await
+        }
     }
+}
+
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
 }
 
 /// SQLite in a file.
@@ -121,6 +145,7 @@ impl SqliteFile {
 impl TestDatabase for SqliteFile {
     type Pool = SqlitePool;
     type Conn = SqliteConnection;
+    type Tx = Transaction<'static, Sqlite>;
 
     const HANDLERS: &'static str = "sqlite";
 
@@ -150,6 +175,18 @@ impl TestDatabase for SqliteFile {
         format!("sqlite://{}", self.path().display())
     }
 
+    async fn begin(&self) -> Self::Tx {
+        self.pool.begin_with("BEGIN IMMEDIATE").await.expect("a transaction")
+    }
+
+    async fn commit(tx: Self::Tx) {
+        tx.commit().await.expect("committed");
+    }
+
+    async fn rollback(tx: Self::Tx) {
+        tx.rollback().await.expect("rolled back");
+    }
+
     async fn number(&self, sql: &str) -> i64 {
         sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
             .fetch_one(&self.pool)
@@ -157,10 +194,8 @@ impl TestDatabase for SqliteFile {
             .expect(sql)
     }
 
-    async fn exec(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
-            .execute(&self.pool)
-            .await
-            .expect(sql);
+    async fn try_exec(&self, sql: &str) -> sqlx::Result<()> {
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.pool).await?;
+        Ok(())
     }
 }

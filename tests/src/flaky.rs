@@ -1,14 +1,19 @@
-//! A broker whose acknowledgements can be made to fail.
+//! A broker whose acknowledgements and pulls can be made to fail, and watched.
 
 use std::{
+    fmt,
+    pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
 
 use inbox_runtime::{Broker, BrokerError, Delivery, Lease, Message, Published, Source, Subscription};
+
+/// What is run when an acknowledgement is about to be sent.
+type Watcher = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 /// Wraps a broker; drops acknowledgements when told to.
 #[derive(Clone, Debug)]
@@ -17,11 +22,35 @@ pub struct Flaky<B> {
     faults: Arc<Faults>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Faults {
     acks: AtomicU32,
     pulls: AtomicU32,
     pulled: AtomicU32,
+    watcher: Mutex<Option<Watcher>>,
+}
+
+impl Faults {
+    /// What comes before every acknowledgement: the watcher's look, then perhaps the loss.
+    async fn before_ack(&self) -> Result<(), BrokerError> {
+        let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(watcher) = watcher {
+            watcher().await;
+        }
+        if take(&self.acks) {
+            return Err(fault("no acknowledgement"));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults")
+            .field("acks", &self.acks)
+            .field("pulls", &self.pulls)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<B> Flaky<B> {
@@ -36,6 +65,15 @@ impl<B> Flaky<B> {
     /// The next `count` acknowledgements are lost: the broker never sees them, the caller gets an error.
     pub fn lose_acks(&self, count: u32) {
         self.faults.acks.store(count, Ordering::SeqCst);
+    }
+
+    /// Runs `watcher` whenever an acknowledgement is about to be sent.
+    pub fn watch_acks<F>(&self, watcher: impl Fn() -> F + Send + Sync + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let watcher: Watcher = Arc::new(move || Box::pin(watcher()));
+        *self.faults.watcher.lock().unwrap_or_else(PoisonError::into_inner) = Some(watcher);
     }
 
     /// The next `count` pulls fail.
@@ -141,16 +179,12 @@ pub struct FlakyLease<L> {
 
 impl<L: Lease> Lease for FlakyLease<L> {
     async fn ack(&self) -> Result<(), BrokerError> {
-        if take(&self.faults.acks) {
-            return Err(fault("no acknowledgement"));
-        }
+        self.faults.before_ack().await?;
         self.inner.ack().await
     }
 
     async fn ack_confirmed(&self) -> Result<(), BrokerError> {
-        if take(&self.faults.acks) {
-            return Err(fault("no acknowledgement"));
-        }
+        self.faults.before_ack().await?;
         self.inner.ack_confirmed().await
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Each writes its effect and then does what the test's [`Probe`] says.
 
-use inbox_runtime::{Bytes, Handled, HandlerError, Json, Meta, State, inbox_handler};
+use inbox_runtime::{Bytes, Handled, HandlerError, Json, Meta, State, claim, inbox_handler};
 
 use crate::{
     database::TestConnection,
@@ -20,7 +20,7 @@ pub async fn handle<C: TestConnection>(
     meta: Meta,
     probe: Probe,
 ) -> Result<Handled, HandlerError> {
-    let (call, step) = probe.enter(meta.group(), meta.message_id(), order, meta.delivery_count());
+    let (call, step) = probe.enter(&meta, order);
     tx.effect(&call.group, &call.id).await?;
     #[cfg(feature = "failpoints")]
     fail::fail_point!("inbox::in_handler");
@@ -76,6 +76,25 @@ macro_rules! handlers {
                 by_header, group = "by-header", subject = "order.created", id = "header:order-id");
             handler!($conn, /// With positions as ids.
                 by_position, group = "by-position", subject = "order.created", id = "position");
+
+            /// The five steps of the inbox by hand: the transaction is begun, the message claimed, a duplicate left
+            /// alone, the work done; the runtime commits.
+            ///
+            /// # Errors
+            ///
+            /// As the probe says.
+            #[inbox_handler(group = "manual", subject = "order.created", ack = "at_least_once", max_attempts = 3, backoff = "10ms..40ms")]
+            pub async fn manual(
+                tx: &mut $conn,
+                Json(order): Json<Order>,
+                meta: Meta,
+                State(probe): State<Probe>,
+            ) -> Result<Handled, HandlerError> {
+                if claim(tx, meta.group(), meta.message_id()).await?.is_duplicate() {
+                    return Ok(Handled::Duplicate);
+                }
+                handle(tx, order, meta, probe).await
+            }
 
             /// Takes whatever payload there is.
             ///

@@ -20,7 +20,7 @@ pub use flaky::Flaky;
 pub use linked::linked;
 pub use probe::{Call, Order, Probe, Step};
 pub use script::Script;
-pub use world::{World, eventually, next};
+pub use world::{World, eventually, next, nothing_more};
 
 /// As [`suite!`], for tests that need other processes: the pairs that those can reach.
 #[macro_export]

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use inbox_runtime::{Handled, HandlerError};
+use inbox_runtime::{Handled, HandlerError, Message, Meta};
 use serde::{Deserialize, Serialize};
 
 use crate::database::TestConnection;
@@ -20,6 +20,27 @@ pub struct Order {
     /// How much it is about.
     #[serde(default)]
     pub amount: u64,
+}
+
+impl Order {
+    /// An order with that id.
+    #[must_use]
+    pub fn new(order_id: impl Into<String>) -> Self {
+        Self {
+            order_id: order_id.into(),
+            amount: 1,
+        }
+    }
+
+    /// A message about it, without an id of its own.
+    ///
+    /// # Panics
+    ///
+    /// Never: an order can be written as JSON.
+    #[must_use]
+    pub fn to(&self, subject: &str) -> Message {
+        Message::json(subject, self).expect("JSON")
+    }
 }
 
 /// One run of a handler.
@@ -35,6 +56,8 @@ pub struct Call {
     pub run: u32,
     /// The broker's delivery count.
     pub delivery_count: Option<u64>,
+    /// The key for calls outside the database.
+    pub key: String,
     /// When it began.
     pub at: Instant,
 }
@@ -62,6 +85,8 @@ pub enum Step {
     Block(Duration),
     /// Waits for the semaphore's permit, then succeeds.
     Gate(Arc<tokio::sync::Semaphore>),
+    /// Waits for the semaphore's permit, then does the next step.
+    After(Arc<tokio::sync::Semaphore>, Box<Self>),
     /// Runs statements on the transaction, ignores their errors, then does the next step.
     Swallow(&'static str, Box<Self>),
     /// Runs statements on the transaction and fails with their error.
@@ -114,19 +139,22 @@ impl Probe {
         lock(&self.0.calls).len()
     }
 
-    pub(crate) fn enter(&self, group: &str, id: &str, order: Order, delivery_count: Option<u64>) -> (Call, Step) {
+    /// A handler begins: notes the call and says what to do.
+    pub fn enter(&self, meta: &Meta, order: Order) -> (Call, Step) {
+        let (group, id) = (meta.group().to_owned(), meta.message_id().to_owned());
         let run = {
             let mut runs = lock(&self.0.runs);
-            let run = runs.entry((group.to_owned(), id.to_owned())).or_default();
+            let run = runs.entry((group.clone(), id.clone())).or_default();
             *run += 1;
             *run
         };
         let call = Call {
-            group: group.to_owned(),
-            id: id.to_owned(),
+            group,
+            id,
             order,
             run,
-            delivery_count,
+            delivery_count: meta.delivery_count(),
+            key: meta.idempotency_key(),
             at: Instant::now(),
         };
         lock(&self.0.calls).push(call.clone());
@@ -150,7 +178,11 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 impl Step {
     /// Does it, on the handler's transaction.
-    pub(crate) async fn perform<C: TestConnection>(self, tx: &mut C) -> Result<Handled, HandlerError> {
+    ///
+    /// # Errors
+    ///
+    /// Those that it is told to make.
+    pub async fn perform<C: TestConnection>(self, tx: &mut C) -> Result<Handled, HandlerError> {
         match self {
             Self::Ok => {}
             Self::Return(handled) => return Ok(handled),
@@ -162,6 +194,10 @@ impl Step {
             Self::Hang => std::future::pending().await,
             Self::Block(time) => std::thread::sleep(time),
             Self::Gate(gate) => gate.acquire().await?.forget(),
+            Self::After(gate, next) => {
+                gate.acquire().await?.forget();
+                return Box::pin(next.perform(tx)).await;
+            }
             Self::Swallow(sql, next) => {
                 let _ = tx.exec(sql).await;
                 return Box::pin(next.perform(tx)).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{Inbox, InboxBuilder, Message, Outcome};
+use inbox_runtime::{DeadLetter, DeadLetterQuery, Inbox, InboxBuilder, Outcome, dead_letters};
 
 use crate::{
     broker::{Settled, TestBroker},
@@ -38,13 +38,20 @@ impl<B: TestBroker, D: TestDatabase> World<B, D> {
 
     /// An inbox that runs the shared handlers of these groups.
     pub fn builder(&self, groups: &[&str]) -> InboxBuilder {
+        self.builder_of("inbox_tests::handlers", groups)
+    }
+
+    /// The same with the handlers of another module, which has a module for each database too.
+    pub fn builder_of(&self, module: &'static str, groups: &[&str]) -> InboxBuilder {
         Inbox::builder()
             .store(self.database.pool())
             .broker(self.flaky.clone())
             .state(self.probe.clone())
             .groups(groups.iter().copied())
-            .select(|meta| meta.name.starts_with("inbox_tests::handlers::"))
-            .select(|meta| meta.name.split("::").any(|part| part == D::HANDLERS))
+            .select(move |meta| {
+                let rest = meta.name.strip_prefix(module).and_then(|rest| rest.strip_prefix("::"));
+                rest.is_some_and(|rest| rest.split("::").next() == Some(D::HANDLERS))
+            })
     }
 
     /// The same, built.
@@ -59,12 +66,21 @@ impl<B: TestBroker, D: TestDatabase> World<B, D> {
 
     /// Publishes an order, with that message id.
     pub async fn publish_to(&self, subject: &str, id: &str) {
-        let order = Order {
-            order_id: format!("order-{id}"),
-            amount: 1,
-        };
-        let message = Message::json(subject, &order).expect("JSON").id(id.to_owned());
+        let message = Order::new(format!("order-{id}")).to(subject).id(id.to_owned());
         self.broker.publish(message).await;
+    }
+
+    /// Lets the leases run out of the messages whose acknowledgement was lost, and every back-off.
+    pub async fn lease_runs_out(&self) {
+        self.broker.pass(Duration::from_secs(31)).await;
+    }
+
+    /// The dead letters of a group.
+    pub async fn dead_letters(&self, group: &str) -> Vec<DeadLetter> {
+        dead_letters(&self.database.pool())
+            .list(DeadLetterQuery::default().group(group).limit(1000))
+            .await
+            .expect("the dead letters")
     }
 
     /// Whether the broker has a group's every message of `order.created` as settled.
@@ -106,18 +122,25 @@ pub async fn next(inbox: &mut Inbox) -> Outcome {
         .expect("a message within five seconds")
 }
 
+/// Asserts that there is no further message.
+///
+/// # Panics
+///
+/// When there is one, or the broker fails.
+pub async fn nothing_more(inbox: &mut Inbox) {
+    let outcome = inbox.process_one(Duration::from_millis(300)).await.expect("the broker");
+    assert_eq!(outcome, None, "a further message");
+}
+
 /// Waits until `condition` holds.
 ///
 /// # Panics
 ///
-/// When it doesn't hold within twenty seconds.
+/// When it doesn't hold within a minute.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
     let start = std::time::Instant::now();
     while !condition().await {
-        assert!(
-            start.elapsed() < Duration::from_secs(20),
-            "not within twenty seconds: {what}"
-        );
+        assert!(start.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

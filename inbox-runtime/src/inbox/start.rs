@@ -69,10 +69,13 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
             .map_err(|source| Error::Migrate { database: name, source })?;
         refuse_one_file(&plan.broker, &**records)?;
         if database.kind != TypeId::of::<Detached>() {
-            tracing::info!(database = records.describe().await?, "the database is ready");
+            // Not in the macro, whose parts must not be held across an await that another thread goes on with.
+            let database = records.describe().await?;
+            tracing::info!(database, "the database is ready");
         }
     }
-    tracing::info!(broker = plan.broker.describe().await?, "the broker is ready");
+    let broker = plan.broker.describe().await?;
+    tracing::info!(broker, "the broker is ready");
 
     let ack_wait = builder.ack_wait.or(config.ack_wait).unwrap_or(Duration::from_secs(30));
     let shared = Shared {

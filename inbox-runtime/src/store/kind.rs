@@ -25,7 +25,7 @@ pub(crate) struct Shared {
 }
 
 /// A handler that was registered with one of the stores.
-pub(crate) trait Entry {
+pub(crate) trait Entry: Send + Sync {
     fn meta(&self) -> &'static HandlerMeta;
 
     /// The type of its store.
@@ -39,7 +39,7 @@ pub(crate) trait Entry {
 }
 
 /// One kind of store.
-pub(crate) trait Kind {
+pub(crate) trait Kind: Send + Sync {
     fn store(&self) -> TypeId;
     fn name(&self) -> &'static str;
     fn variable(&self) -> &'static str;

@@ -1,0 +1,6 @@
+//! The start of an inbox: what is checked, what is made, and the ways to run it.
+
+mod checks;
+mod handlers;
+mod running;
+mod tables;

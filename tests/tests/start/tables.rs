@@ -1,0 +1,107 @@
+//! The tables of the inbox at the start: made, looked for, or not ours.
+
+use inbox_runtime::{Error, Migrate, Outcome, migrate};
+use inbox_tests::{TestBroker, TestDatabase, World, next, suite};
+
+suite!(
+    a_table_of_another_library_is_an_error_that_says_so,
+    missing_tables_are_an_error_where_they_may_only_be_looked_for,
+    the_rows_of_a_newer_version_are_tolerated,
+    a_second_start_changes_nothing,
+);
+
+async fn error<B: TestBroker, D: TestDatabase>(world: &World<B, D>, mode: Migrate) -> String {
+    match world.builder(&["billing"]).migrate(mode).build().await {
+        Err(error @ Error::Migrate { .. }) => error.to_string(),
+        other => panic!("not an error of the tables: {other:?}"),
+    }
+}
+
+async fn a_table_of_another_library_is_an_error_that_says_so<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    // As nats-outbox has it.
+    world
+        .database
+        .exec(
+            "CREATE TABLE inbox_events (event_id VARCHAR(64) NOT NULL, consumer_group VARCHAR(255) NOT NULL, \
+             PRIMARY KEY (event_id, consumer_group)); INSERT INTO inbox_events VALUES ('m1', 'billing')",
+        )
+        .await;
+    world.publish("m1").await;
+    for mode in [Migrate::Auto, Migrate::Check] {
+        let text = error(&world, mode).await;
+        for part in [
+            "`inbox_events`",
+            "not the inbox's",
+            "event_id, consumer_group",
+            "rename it",
+        ] {
+            assert!(text.contains(part), "no `{part}` in: {text}");
+        }
+    }
+    // Nothing was touched: not the table, not the broker.
+    let rows = "SELECT count(*) FROM inbox_events WHERE event_id = 'm1'";
+    assert_eq!(world.database.number(rows).await, 1);
+    assert_eq!(world.broker.settled("billing", "order.created").await, None);
+}
+
+async fn missing_tables_are_an_error_where_they_may_only_be_looked_for<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    world.publish("m1").await;
+    let text = error(&world, Migrate::Check).await;
+    for part in [
+        "`inbox_events` is missing",
+        "INBOX_MIGRATE=auto",
+        "inbox_runtime::migrate",
+    ] {
+        assert!(text.contains(part), "no `{part}` in: {text}");
+    }
+    assert!(
+        world.database.try_exec("SELECT * FROM inbox_events").await.is_err(),
+        "looking makes no table"
+    );
+
+    migrate(&world.database.pool()).await.expect("the tables");
+    let builder = world.builder(&["billing"]).migrate(Migrate::Check);
+    let mut inbox = builder.build().await.expect("an inbox");
+    assert_eq!(next(&mut inbox).await, Outcome::Processed);
+    world.assert_done("billing", "m1").await;
+}
+
+async fn the_rows_of_a_newer_version_are_tolerated<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    migrate(&world.database.pool()).await.expect("the tables");
+    // A rolling upgrade: the newer version was here first, and added what it needs.
+    world
+        .database
+        .exec(
+            "INSERT INTO _inbox_migrations (version, description, success, checksum, execution_time) \
+             SELECT 9999, 'newer', success, checksum, execution_time FROM _inbox_migrations WHERE version = 1; \
+             ALTER TABLE inbox_events ADD COLUMN newer INTEGER",
+        )
+        .await;
+    world.publish("m1").await;
+    for mode in [Migrate::Auto, Migrate::Check] {
+        world
+            .builder(&["billing"])
+            .migrate(mode)
+            .build()
+            .await
+            .expect("an inbox");
+    }
+    let mut inbox = world.inbox(&["billing"]).await;
+    assert_eq!(next(&mut inbox).await, Outcome::Processed);
+    world.assert_done("billing", "m1").await;
+}
+
+async fn a_second_start_changes_nothing<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    world.publish("m1").await;
+    let mut inbox = world.inbox(&["billing"]).await;
+    assert_eq!(next(&mut inbox).await, Outcome::Processed);
+    drop(inbox);
+    world.publish("m1").await;
+    let mut inbox = world.inbox(&["billing"]).await;
+    assert_eq!(next(&mut inbox).await, Outcome::Duplicate);
+    world.assert_done("billing", "m1").await;
+}
