@@ -32,13 +32,14 @@ impl<S: Store> Case<'_, S> {
                 tracing::error!(error = how, "the handler broke its transaction");
                 self.bury(Reason::BrokenTransaction, how, None).await
             }
-            Attempt::Locked(why) => self.locked(&why).await,
-            Attempt::Again(why) | Attempt::Unavailable(why) => {
-                if self.meta().ack == AckStrategy::AtMostOnce {
-                    return self.lost(&why);
-                }
-                self.deferred(&why).await
+            // It was acknowledged before, so it doesn't come again.
+            Attempt::Locked(why) | Attempt::Again(why) | Attempt::Unavailable(why)
+                if self.meta().ack == AckStrategy::AtMostOnce =>
+            {
+                self.lost(&why)
             }
+            Attempt::Locked(why) => self.locked(&why).await,
+            Attempt::Again(why) | Attempt::Unavailable(why) => self.deferred(&why).await,
         }
     }
 
@@ -129,11 +130,11 @@ impl<S: Store> Case<'_, S> {
         }
     }
 
-    /// The handler failed on a message that was acknowledged before.
+    /// The handler failed, or could not run, on a message that was acknowledged before.
     fn lost(&self, why: &str) -> Done {
         tracing::error!(
             error = why,
-            "the handler failed; under at_most_once the message is lost"
+            "the message was not handled; under at_most_once it is lost"
         );
         Done {
             outcome: Outcome::Failed,
@@ -207,7 +208,7 @@ impl<S: Store> Case<'_, S> {
     }
 
     /// Somebody else holds what the claim needs.
-    async fn locked(&mut self, why: &str) -> Done {
+    pub(super) async fn locked(&mut self, why: &str) -> Done {
         self.take_back_attempt().await;
         let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
         let delay = self.meta().backoff.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));

@@ -228,6 +228,10 @@ impl<S: Store> Case<'_, S> {
             let bound = match self.decode() {
                 Ok(Ok(bound)) => bound,
                 Ok(Err(rejection)) => return self.reject(&rejection).await,
+                // Nothing is acknowledged yet, so the message needn't be lost; there is no second attempt either.
+                Err(panic) if self.meta().ack == AckStrategy::AtMostOnce => {
+                    return self.reject(&Rejection::new(panic.report())).await;
+                }
                 Err(panic) => return self.conclude(Attempt::Failed(panic)).await,
             };
             if round == 1 {
@@ -281,8 +285,9 @@ impl<S: Store> Case<'_, S> {
         if self.meta().ack != AckStrategy::AtMostOnce {
             return Ok(());
         }
-        match self.pipeline.store.session().await {
+        match self.probed().await {
             Ok(live) => *session = Some(live),
+            Err(error @ StoreError::Locked(_)) => return Err(self.locked(&text(&error)).await),
             Err(error) => return Err(self.deferred(&text(&error)).await),
         }
         failpoint!("before_ack");
@@ -293,6 +298,13 @@ impl<S: Store> Case<'_, S> {
         self.pipeline.tally.count_ack(true);
         failpoint!("after_ack");
         Ok(())
+    }
+
+    /// A session that could begin a transaction now.
+    async fn probed(&self) -> Result<S::Session, StoreError> {
+        let mut live = self.pipeline.store.session().await?;
+        live.probe().await?;
+        Ok(live)
     }
 
     /// One transaction: begin, claim, handle, seal, commit.

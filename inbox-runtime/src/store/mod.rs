@@ -141,6 +141,12 @@ pub trait Session: Send {
     /// The connection that the handler borrows.
     type Conn: Send + 'static;
 
+    /// Shows that a transaction could be opened and written to now. Only `at_most_once` asks, before it acknowledges what
+    /// would be lost otherwise.
+    fn probe(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
+        std::future::ready(Ok(()))
+    }
+
     /// Opens a transaction.
     fn begin(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send;
 

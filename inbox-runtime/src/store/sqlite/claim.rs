@@ -74,6 +74,19 @@ impl Open {
 impl Session for SqliteSession {
     type Conn = SqliteConnection;
 
+    async fn probe(&mut self) -> Result<(), StoreError> {
+        self.begin().await?;
+        // A table is read too: BEGIN alone doesn't look at what is in the file.
+        sqlx::query("SELECT 1 FROM inbox_events LIMIT 1")
+            .fetch_optional(self.conn())
+            .await
+            .map_err(trouble)?;
+        self.abandon().await.map_err(|error| match error {
+            AbandonError::Lost(error) => unavailable(error),
+            AbandonError::Broken(how) => unavailable(sqlx::Error::Protocol(how)),
+        })
+    }
+
     async fn begin(&mut self) -> Result<(), StoreError> {
         let mut writer = self.store.writer().await?;
         let guard = Guard::install(&mut writer.conn).await.map_err(unavailable)?;
