@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Attempt, Case, Done, Settle, text};
+use super::{Attempt, Case, Done, Job, Pipeline, Settle, text};
 use crate::{
     extract::Rejection,
     outcome::{HandlerError, Outcome, Verdict},
@@ -15,6 +15,24 @@ const TROUBLE: Backoff = Backoff {
     first: Duration::from_secs(1),
     max: Duration::from_secs(30),
 };
+
+impl<S: Store> Pipeline<S> {
+    /// Takes back the attempt of this delivery that was counted in advance, if one was.
+    pub(super) async fn take_back_attempt(&self, job: &mut Job) {
+        let Some(attempts) = job.counted.take() else {
+            return;
+        };
+        let key = self.key(&job.delivery);
+        // Until it is done: whoever waits for it may stop waiting.
+        self.owed.add(key.clone(), attempts);
+        match self.records.take_back_attempt(&key).await {
+            Ok(()) => drop(self.owed.take(&key)),
+            Err(error) => {
+                tracing::debug!(error = %text(&error), "an attempt could not be taken back; the next one is not counted");
+            }
+        }
+    }
+}
 
 impl<S: Store> Case<'_, S> {
     /// Decides what follows from how the transaction ended.
@@ -87,14 +105,7 @@ impl<S: Store> Case<'_, S> {
 
     /// Takes back the attempt that was counted in advance and wasn't one.
     async fn take_back_attempt(&mut self) {
-        if self.job.counted.is_none() {
-            return;
-        }
-        match self.pipeline.records.take_back_attempt(&self.key).await {
-            Ok(()) => self.job.counted = None,
-            // It stays counted, and this delivery isn't counted again.
-            Err(error) => tracing::debug!(error = %text(&error), "an attempt could not be taken back"),
-        }
+        self.pipeline.take_back_attempt(self.job).await;
     }
 
     /// The handler failed.

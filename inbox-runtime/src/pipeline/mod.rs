@@ -34,11 +34,13 @@ use crate::{
 
 mod failure;
 mod in_flight;
+mod owed;
 pub(crate) mod replay;
 mod trouble;
 pub(crate) mod worker;
 
 pub(crate) use in_flight::InFlight;
+pub(crate) use owed::Owed;
 pub(crate) use trouble::Trouble;
 
 /// How many fresh transactions a message gets at once when the database asks for another (serialization, deadlock).
@@ -54,6 +56,7 @@ pub(crate) struct Pipeline<S: Store> {
     pub(crate) tally: Arc<Tally>,
     pub(crate) trouble: Trouble,
     pub(crate) in_flight: InFlight,
+    pub(crate) owed: Owed,
 }
 
 /// A delivery on its way.
@@ -127,11 +130,7 @@ impl<S: Store> Pipeline<S> {
             delivery_count = job.delivery.delivery_count,
             outcome = tracing::field::Empty,
         );
-        let key = AttemptKey {
-            group: self.meta.group.to_owned(),
-            handler: self.meta.name.to_owned(),
-            position: job.delivery.position.clone(),
-        };
+        let key = self.key(&job.delivery);
         let (id, refused) = match identity {
             Ok(found) => {
                 self.warn_positional(found.positional);
@@ -148,6 +147,15 @@ impl<S: Store> Pipeline<S> {
         let done = case.run(session, refused).instrument(span.clone()).await;
         span.record("outcome", done.outcome.as_str());
         done
+    }
+
+    /// Whose attempts those on that delivery are.
+    fn key(&self, delivery: &Delivery) -> AttemptKey {
+        AttemptKey {
+            group: self.meta.group.to_owned(),
+            handler: self.meta.name.to_owned(),
+            position: delivery.position.clone(),
+        }
     }
 
     /// Says once that copies which the producer makes can't be told from new messages.
@@ -250,6 +258,9 @@ impl<S: Store> Case<'_, S> {
 
     /// Counts the attempt that is about to be made, or says why none is.
     async fn count_attempt(&mut self) -> Option<Done> {
+        if self.job.counted.is_none() {
+            self.job.counted = self.pipeline.owed.take(&self.key);
+        }
         if self.job.counted.is_some() {
             return None;
         }

@@ -249,7 +249,12 @@ async fn handle<S: Store>(pipeline: &Pipeline<S>, session: &mut Option<S::Sessio
         .unwrap_or(false);
     drop(queued.hold);
     if !settled {
-        let _ = tokio::time::timeout(RELEASE_WAIT, pipeline.give_back(&queued.job, Duration::ZERO)).await;
+        let release = async {
+            // That the program stops is no failure of the handler.
+            pipeline.take_back_attempt(&mut queued.job).await;
+            pipeline.give_back(&queued.job, Duration::ZERO).await;
+        };
+        let _ = tokio::time::timeout(RELEASE_WAIT, release).await;
     }
 }
 
