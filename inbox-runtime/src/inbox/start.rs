@@ -58,6 +58,7 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
         let records = only.records.clone();
         databases.push(detached(records));
     }
+    let mut descriptions = vec![plan.broker.describe().await?];
     for database in &databases {
         let (records, name) = (&database.records, database.name);
         records
@@ -66,10 +67,12 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
             .map_err(|source| Error::Migrate { database: name, source })?;
         refuse_one_file(&plan.broker, &**records)?;
         if database.kind != TypeId::of::<Detached>() {
-            tracing::info!(database = records.describe().await?, "the database is ready");
+            let description = records.describe().await?;
+            tracing::info!(database = description, "the database is ready");
+            descriptions.push(description);
         }
     }
-    tracing::info!(broker = plan.broker.describe().await?, "the broker is ready");
+    tracing::info!(broker = descriptions[0], "the broker is ready");
 
     let ack_wait = builder.ack_wait.or(config.ack_wait).unwrap_or(Duration::from_secs(30));
     let shared = Shared {
@@ -105,6 +108,7 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
     }
     Ok(Inbox {
         lines,
+        descriptions,
         tally: shared.tally,
         shutdown_timeout: builder
             .shutdown_timeout
