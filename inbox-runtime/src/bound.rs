@@ -1,6 +1,11 @@
 //! A handler that only lacks its transaction: its arguments are decoded, its future isn't made yet.
 
-use std::{fmt, future::Future, pin::Pin};
+use std::{
+    fmt,
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+};
 
 use crate::{
     outcome::{Handled, HandlerError, IntoOutcome},
@@ -14,7 +19,8 @@ type Call<C> = Box<dyn for<'t> FnOnce(&'t mut C) -> HandlerFuture<'t> + Send>;
 
 /// A handler with its arguments, waiting for the transaction.
 pub struct Bound<S: Store> {
-    call: Call<S::Conn>,
+    /// `None` when it is running.
+    call: Option<Call<S::Conn>>,
 }
 
 impl<S: Store> Bound<S> {
@@ -24,12 +30,28 @@ impl<S: Store> Bound<S> {
     where
         F: for<'t> FnOnce(&'t mut S::Conn) -> HandlerFuture<'t> + Send + 'static,
     {
-        Self { call: Box::new(call) }
+        Self {
+            call: Some(Box::new(call)),
+        }
     }
 
     /// Runs the handler inside a transaction that is open on `conn`.
-    pub(crate) fn call(self, conn: &mut S::Conn) -> HandlerFuture<'_> {
-        (self.call)(conn)
+    pub(crate) fn call(mut self, conn: &mut S::Conn) -> HandlerFuture<'_> {
+        match self.call.take() {
+            Some(call) => call(conn),
+            None => unreachable!("a call takes the handler with it"),
+        }
+    }
+}
+
+impl<S: Store> Drop for Bound<S> {
+    /// The arguments of a handler that doesn't run (of a duplicate, for one) are dropped here. A destructor of theirs
+    /// that panics must not take the worker with it.
+    fn drop(&mut self) {
+        let call = self.call.take();
+        if catch_unwind(AssertUnwindSafe(|| drop(call))).is_err() {
+            tracing::warn!("an argument of a handler that did not run panicked when it was dropped");
+        }
     }
 }
 

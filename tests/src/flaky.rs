@@ -49,6 +49,7 @@ impl fmt::Debug for Faults {
         f.debug_struct("Faults")
             .field("acks", &self.acks)
             .field("pulls", &self.pulls)
+            .field("pulled", &self.pulled)
             .finish_non_exhaustive()
     }
 }

@@ -6,7 +6,7 @@ use inbox_runtime::{Bytes, Handled, HandlerError, Json, Meta, State, claim, inbo
 
 use crate::{
     database::TestConnection,
-    probe::{Order, Probe},
+    probe::{Fragile, Order, Probe},
 };
 
 /// What each of them does: writes its effect, then whatever the probe says.
@@ -42,6 +42,25 @@ macro_rules! handler {
             State(probe): State<Probe>,
         ) -> Result<Handled, HandlerError> {
             handle(tx, order, meta, probe).await
+        }
+    };
+}
+
+macro_rules! fragile {
+    ($conn:ty, $(#[doc = $doc:literal])* $name:ident, $($attribute:tt)*) => {
+        $(#[doc = $doc])*
+        ///
+        /// # Errors
+        ///
+        /// As the probe says.
+        #[inbox_handler($($attribute)*)]
+        pub async fn $name(
+            tx: &mut $conn,
+            Json(fragile): Json<Fragile>,
+            meta: Meta,
+            State(probe): State<Probe>,
+        ) -> Result<Handled, HandlerError> {
+            handle(tx, fragile.order.clone(), meta, probe).await
         }
     };
 }
@@ -95,6 +114,11 @@ macro_rules! handlers {
                 }
                 handle(tx, order, meta, probe).await
             }
+
+            fragile!($conn, /// Takes a payload that can panic.
+                fragile, group = "fragile", subject = "order.created", max_attempts = 3, backoff = "10ms..40ms");
+            fragile!($conn, /// The same, at most once.
+                fragile_once, group = "fragile-once", subject = "order.created", ack = "at_most_once");
 
             /// Takes whatever payload there is.
             ///

@@ -18,7 +18,7 @@ pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
 pub use database::{SqliteFile, TestConnection, TestDatabase};
 pub use flaky::Flaky;
 pub use linked::linked;
-pub use probe::{Call, Order, Probe, Step};
+pub use probe::{Call, Fragile, Order, Probe, Step};
 pub use script::Script;
 pub use world::{World, eventually, next, nothing_more};
 

@@ -187,7 +187,7 @@ async fn f35_an_id_of_another_subject_is_reused_not_a_duplicate<B: TestBroker, D
     assert_eq!(next(&mut inbox).await, Outcome::Duplicate);
     world.assert_done("audit", "42").await;
     assert_eq!(world.probe.runs("audit", "42"), 1);
-    let letters = world.dead_letters("audit").await;
+    let letters = world.letters("audit").await;
     assert_eq!(letters.len(), 1);
     assert_eq!(
         (
@@ -214,7 +214,7 @@ async fn an_id_that_is_not_utf8_goes_to_the_dead_letters<B: TestBroker, D: TestD
     assert_eq!(handle(&world, "billing").await, (1, 0, 1));
     world.assert_done("billing", "a").await;
     rejected_for(&world, "billing", "not UTF-8").await;
-    let letter = world.dead_letters("billing").await.remove(0);
+    let letter = world.letters("billing").await.remove(0);
     assert_eq!(letter.headers.get("message_id"), Some(&b"a\xff"[..]), "kept as it was");
 }
 

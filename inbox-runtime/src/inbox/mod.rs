@@ -31,6 +31,7 @@ const REPLAY_INTERVAL: Duration = Duration::from_millis(500);
 /// The handlers of a program, checked, connected and subscribed. Made by [`Inbox::builder`].
 pub struct Inbox {
     lines: Vec<Line>,
+    descriptions: Vec<String>,
     tally: Arc<Tally>,
     shutdown_timeout: Duration,
     shutdown: Option<builder::Signal>,
@@ -57,6 +58,12 @@ impl Inbox {
     #[must_use]
     pub fn report(&self) -> Report {
         self.tally.report()
+    }
+
+    /// The versions of the broker and of the databases that it runs on, as the start report has them: one line each, the
+    /// broker first.
+    pub fn describe(&self) -> impl Iterator<Item = &str> {
+        self.descriptions.iter().map(String::as_str)
     }
 
     /// The handlers that it runs.

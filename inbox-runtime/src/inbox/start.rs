@@ -61,6 +61,7 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
         let records = only.records.clone();
         databases.push(detached(records));
     }
+    let mut descriptions = vec![plan.broker.describe().await?];
     for database in &databases {
         let (records, name) = (&database.records, database.name);
         records
@@ -69,13 +70,12 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
             .map_err(|source| Error::Migrate { database: name, source })?;
         refuse_one_file(&plan.broker, &**records)?;
         if database.kind != TypeId::of::<Detached>() {
-            // Not in the macro, whose parts must not be held across an await that another thread goes on with.
-            let database = records.describe().await?;
-            tracing::info!(database, "the database is ready");
+            let description = records.describe().await?;
+            tracing::info!(database = description, "the database is ready");
+            descriptions.push(description);
         }
     }
-    let broker = plan.broker.describe().await?;
-    tracing::info!(broker, "the broker is ready");
+    tracing::info!(broker = descriptions[0], "the broker is ready");
 
     let ack_wait = builder.ack_wait.or(config.ack_wait).unwrap_or(Duration::from_secs(30));
     let shared = Shared {
@@ -111,6 +111,7 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
     }
     Ok(Inbox {
         lines,
+        descriptions,
         tally: shared.tally,
         shutdown_timeout: builder
             .shutdown_timeout

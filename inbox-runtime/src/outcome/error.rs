@@ -1,6 +1,6 @@
 //! The error of a handler: what it says, whether to try again, and which database fault lies beneath it.
 
-use std::{error::Error, fmt, time::Duration};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 type BoxError = Box<dyn Error + Send + Sync + 'static>;
 
@@ -12,6 +12,8 @@ type BoxError = Box<dyn Error + Send + Sync + 'static>;
 ///
 /// The runtime looks for a database error along [`source()`](Error::source), because trouble of the database (a lost
 /// connection, a deadlock) is not the message's fault and is no attempt: an error type of your own must keep its source.
+/// (`#[error(transparent)]` over a `sqlx::Error` lets an answer of the database through, but hides a connection that could
+/// not be had; `#[source]` and `#[from]` with a text of their own hide nothing.)
 /// Inside an `anyhow::Error` or an `eyre::Report` the chain is seen with the feature of that name.
 ///
 /// Like `anyhow::Error` this type does not implement [`Error`] itself, which is what makes the conversion possible.
@@ -136,7 +138,12 @@ impl HandlerError {
 
 impl DatabaseFault {
     fn of(error: &(dyn Error + 'static)) -> Option<Self> {
-        if let Some(error) = error.downcast_ref::<sqlx::Error>() {
+        // A box or an `Arc` of an error is an error of its own, whose source is that of what is in it.
+        let sqlx = error
+            .downcast_ref::<sqlx::Error>()
+            .or_else(|| error.downcast_ref::<Box<sqlx::Error>>().map(|error| &**error))
+            .or_else(|| error.downcast_ref::<Arc<sqlx::Error>>().map(|error| &**error));
+        if let Some(error) = sqlx {
             return Self::of_sqlx(error);
         }
         // `#[error(transparent)]` over a `sqlx::Error` shows the database error itself.

@@ -17,15 +17,19 @@ const TROUBLE: Backoff = Backoff {
 };
 
 impl<S: Store> Pipeline<S> {
-    /// Takes back the attempt that was counted in advance and wasn't one.
+    /// Takes back the attempt of this delivery that was counted in advance, if one was.
     pub(super) async fn take_back_attempt(&self, job: &mut Job) {
-        if job.counted.is_none() {
+        let Some(attempts) = job.counted.take() else {
             return;
-        }
-        match self.records.take_back_attempt(&self.key(job)).await {
-            Ok(()) => job.counted = None,
-            // It stays counted, and this delivery isn't counted again.
-            Err(error) => tracing::debug!(error = %text(&error), "an attempt could not be taken back"),
+        };
+        let key = self.key(&job.delivery);
+        // Until it is done: whoever waits for it may stop waiting.
+        self.owed.add(key.clone(), attempts);
+        match self.records.take_back_attempt(&key).await {
+            Ok(()) => drop(self.owed.take(&key)),
+            Err(error) => {
+                tracing::debug!(error = %text(&error), "an attempt could not be taken back; the next one is not counted");
+            }
         }
     }
 }
@@ -46,13 +50,14 @@ impl<S: Store> Case<'_, S> {
                 tracing::error!(error = how, "the handler broke its transaction");
                 self.bury(Reason::BrokenTransaction, how, None).await
             }
-            Attempt::Locked(why) => self.locked(&why).await,
-            Attempt::Again(why) | Attempt::Unavailable(why) => {
-                if self.meta().ack == AckStrategy::AtMostOnce {
-                    return self.lost(&why);
-                }
-                self.deferred(&why).await
+            // It was acknowledged before, so it doesn't come again.
+            Attempt::Locked(why) | Attempt::Again(why) | Attempt::Unavailable(why)
+                if self.meta().ack == AckStrategy::AtMostOnce =>
+            {
+                self.lost(&why)
             }
+            Attempt::Locked(why) => self.locked(&why).await,
+            Attempt::Again(why) | Attempt::Unavailable(why) => self.deferred(&why).await,
         }
     }
 
@@ -131,11 +136,11 @@ impl<S: Store> Case<'_, S> {
         }
     }
 
-    /// The handler failed on a message that was acknowledged before.
+    /// The handler failed, or could not run, on a message that was acknowledged before.
     fn lost(&self, why: &str) -> Done {
         tracing::error!(
             error = why,
-            "the handler failed; under at_most_once the message is lost"
+            "the message was not handled; under at_most_once it is lost"
         );
         Done {
             outcome: Outcome::Failed,
@@ -209,7 +214,7 @@ impl<S: Store> Case<'_, S> {
     }
 
     /// Somebody else holds what the claim needs.
-    async fn locked(&mut self, why: &str) -> Done {
+    pub(super) async fn locked(&mut self, why: &str) -> Done {
         self.pipeline.take_back_attempt(self.job).await;
         let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
         let delay = self.meta().backoff.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));

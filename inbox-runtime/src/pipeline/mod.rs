@@ -42,11 +42,13 @@ use crate::{
 
 mod failure;
 mod in_flight;
+mod owed;
 pub(crate) mod replay;
 mod trouble;
 pub(crate) mod worker;
 
 pub(crate) use in_flight::InFlight;
+pub(crate) use owed::Owed;
 pub(crate) use trouble::Trouble;
 
 /// How many fresh transactions a message gets at once when the database asks for another (serialization, deadlock).
@@ -62,6 +64,7 @@ pub(crate) struct Pipeline<S: Store> {
     pub(crate) tally: Arc<Tally>,
     pub(crate) trouble: Trouble,
     pub(crate) in_flight: InFlight,
+    pub(crate) owed: Owed,
 }
 
 /// Takes the next message in hand; says whether there is one.
@@ -161,7 +164,7 @@ impl<S: Store> Pipeline<S> {
             delivery_count = job.delivery.delivery_count,
             outcome = tracing::field::Empty,
         );
-        let key = self.key(job);
+        let key = self.key(&job.delivery);
         job.begun.store(false, Ordering::Relaxed);
         let (id, refused) = match identity {
             Ok(found) => {
@@ -181,12 +184,12 @@ impl<S: Store> Pipeline<S> {
         done
     }
 
-    /// What the attempts on a message are counted by.
-    fn key(&self, job: &Job) -> AttemptKey {
+    /// Whose attempts those on that delivery are.
+    fn key(&self, delivery: &Delivery) -> AttemptKey {
         AttemptKey {
             group: self.meta.group.to_owned(),
             handler: self.meta.name.to_owned(),
-            position: job.delivery.position.clone(),
+            position: delivery.position.clone(),
         }
     }
 
@@ -274,6 +277,10 @@ impl<S: Store> Case<'_, S> {
             let bound = match self.decode() {
                 Ok(Ok(bound)) => bound,
                 Ok(Err(rejection)) => return self.reject(&rejection).await,
+                // Nothing is acknowledged yet, so the message needn't be lost; there is no second attempt either.
+                Err(panic) if self.meta().ack == AckStrategy::AtMostOnce => {
+                    return self.reject(&Rejection::new(panic.report())).await;
+                }
                 Err(panic) => return self.conclude(Attempt::Failed(panic)).await,
             };
             if round == 1 {
@@ -293,6 +300,9 @@ impl<S: Store> Case<'_, S> {
 
     /// Counts the attempt that is about to be made, or says why none is.
     async fn count_attempt(&mut self) -> Option<Done> {
+        if self.job.counted.is_none() {
+            self.job.counted = self.pipeline.owed.take(&self.key);
+        }
         if self.job.counted.is_some() {
             return None;
         }
@@ -328,8 +338,9 @@ impl<S: Store> Case<'_, S> {
         if self.meta().ack != AckStrategy::AtMostOnce {
             return Ok(());
         }
-        match self.pipeline.store.session().await {
+        match self.probed().await {
             Ok(live) => *session = Some(live),
+            Err(error @ StoreError::Locked(_)) => return Err(self.locked(&text(&error)).await),
             Err(error) => return Err(self.deferred(&text(&error)).await),
         }
         self.job.begin();
@@ -351,6 +362,13 @@ impl<S: Store> Case<'_, S> {
         self.pipeline.tally.count_ack(true);
         failpoint!("after_ack");
         Ok(())
+    }
+
+    /// A session that could begin a transaction now.
+    async fn probed(&self) -> Result<S::Session, StoreError> {
+        let mut live = self.pipeline.store.session().await?;
+        live.probe().await?;
+        Ok(live)
     }
 
     /// One transaction: begin, claim, handle, seal, commit.

@@ -72,6 +72,10 @@ pub struct DetachedSession(());
 impl Session for DetachedSession {
     type Conn = ();
 
+    async fn probe(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     async fn begin(&mut self, _claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
         Ok(Claimed::Fresh)
     }

@@ -9,7 +9,7 @@ use std::{
 use super::{BoxFuture, ConnectError, Records, Store, StoreSettings, detached::Detached};
 use crate::{
     extract::States,
-    pipeline::{InFlight, Pipeline, Trouble, worker::Runner},
+    pipeline::{InFlight, Owed, Pipeline, Trouble, worker::Runner},
     registry::{HandlerMeta, Registration},
     tally::Tally,
 };
@@ -135,6 +135,7 @@ impl<S: Store> Entry for &'static Registration<S> {
             tally: shared.tally.clone(),
             trouble: trouble.clone(),
             in_flight: InFlight::default(),
+            owed: Owed::default(),
         };
         Some((Arc::new(pipeline), trouble))
     }

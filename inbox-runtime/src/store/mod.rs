@@ -170,6 +170,10 @@ pub trait Session: Send + Sized {
     /// The connection that the handler borrows.
     type Conn: Send + 'static;
 
+    /// Shows that a transaction could be opened and written to now. Only `at_most_once` asks, before it acknowledges what
+    /// would be lost otherwise.
+    fn probe(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send;
+
     /// Opens a transaction and, given a claim, inserts the inbox row as its first statement.
     fn begin(&mut self, claim: Option<&Claim<'_>>) -> impl Future<Output = Result<Claimed, StoreError>> + Send;
 

@@ -183,7 +183,7 @@ async fn f17_the_dead_letter_is_not_in_the_failed_transaction<B: TestBroker, D: 
     let mut inbox = world.inbox(&["billing"]).await;
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
     world.assert_untouched("billing", "m1").await;
-    let letters = world.dead_letters("billing").await;
+    let letters = world.letters("billing").await;
     assert_eq!(letters.len(), 1);
     assert_eq!(
         (letters[0].reason, letters[0].error.as_str()),

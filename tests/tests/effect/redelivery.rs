@@ -47,7 +47,7 @@ async fn a2a_b3_f20_two_stored_copies_with_one_nats_msg_id_have_one_effect<B: Te
     assert_eq!(world.probe.runs("billing", "evt-1"), 1);
     world.assert_done("billing", "evt-1").await;
     assert!(world.settled("billing").await);
-    assert_eq!(world.dead_letters("billing").await, []);
+    assert_eq!(world.letters("billing").await, []);
 }
 
 async fn a2c_b3_f40_l3_a_lost_ack_makes_a_duplicate_that_is_settled<B: TestBroker, D: TestDatabase>() {

@@ -73,7 +73,7 @@ impl<B: TestBroker, D: TestDatabase> Desk<B, D> {
         let count = "SELECT count(*) FROM effects";
         let (all, letters) = (
             world.database.number(count).await,
-            world.dead_letters(group).await.len(),
+            world.letters(group).await.len(),
         );
         let same = world.database.effects(group, effect.unwrap_or_default()).await;
         world.broker.publish(message.clone()).await;
@@ -82,12 +82,12 @@ impl<B: TestBroker, D: TestDatabase> Desk<B, D> {
             Some(effect) => {
                 assert_eq!(outcome, Outcome::Processed, "{shown}");
                 assert_eq!(world.database.effects(group, effect).await, same + 1, "{shown}");
-                assert_eq!(world.dead_letters(group).await.len(), letters, "{shown}");
+                assert_eq!(world.letters(group).await.len(), letters, "{shown}");
             }
             None => {
                 assert_eq!(outcome, Outcome::DeadLettered, "{shown}");
                 assert_eq!(world.database.number(count).await, all, "{shown}");
-                let letters = world.dead_letters(group).await.split_off(letters);
+                let letters = world.letters(group).await.split_off(letters);
                 assert_eq!(letters.len(), 1, "{shown}");
                 assert_eq!(letters[0].reason, Reason::Rejected, "{shown}");
                 assert_eq!(letters[0].payload, message.payload, "{shown}");
@@ -197,7 +197,7 @@ async fn f95_what_a_text_column_cannot_hold_is_kept_as_bytes<B: TestBroker, D: T
     let report = inbox.run_until_idle().await.expect("the broker");
     assert_eq!((report.dead_lettered, report.processed), (2, 1), "{report}");
     assert_eq!(world.probe.calls()[0].order.order_id, "a\0b", "the handler has it");
-    let letters = world.dead_letters("billing").await;
+    let letters = world.letters("billing").await;
     for (letter, payload) in letters.iter().zip(payloads) {
         assert_eq!(letter.payload.as_deref(), Some(payload.as_bytes()));
         assert_eq!(letter.headers.get("note"), Some(&b"nul \0 here"[..]));
@@ -319,7 +319,7 @@ async fn a_copy_that_cannot_be_decoded_of_a_handled_message_is_a_duplicate<B: Te
     assert_eq!(next(&mut inbox).await, Outcome::Duplicate);
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered, "this one wasn't handled");
     let ids: Vec<_> = world
-        .dead_letters("billing")
+        .letters("billing")
         .await
         .into_iter()
         .map(|letter| letter.message_id)

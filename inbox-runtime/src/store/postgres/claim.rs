@@ -215,6 +215,12 @@ const NESTED: &str = "the handler left a nested transaction open; commit it, rol
 impl Session for PostgresSession {
     type Conn = PgConnection;
 
+    /// Reading and beginning are what the handler needs; a server that can't be written to refuses to begin.
+    async fn probe(&mut self) -> Result<(), StoreError> {
+        let _ = self.begin(None).await?;
+        self.rollback().await.map_err(trouble)
+    }
+
     async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
         if self.conn.is_none() {
             *self = Self::open(&self.store).await?;

@@ -20,7 +20,7 @@ pub struct SqliteSession {
     open: Option<Open>,
 }
 
-/// An open transaction. Dropped, its connection is closed, which rolls back.
+/// An open transaction. Dropped, its connection is closed, which rolls back; a statement that still runs is stopped.
 #[derive(Debug)]
 struct Open {
     writer: Writer,
@@ -31,6 +31,7 @@ struct Open {
 impl Drop for Open {
     fn drop(&mut self) {
         if !self.ended {
+            self.guard.stop();
             self.writer.conn.close_on_drop();
         }
     }
@@ -73,6 +74,16 @@ impl Open {
 
 impl Session for SqliteSession {
     type Conn = SqliteConnection;
+
+    async fn probe(&mut self) -> Result<(), StoreError> {
+        let _ = self.begin(None).await?;
+        // A table is read too: BEGIN alone doesn't look at what is in the file.
+        sqlx::query("SELECT 1 FROM inbox_events LIMIT 1")
+            .fetch_optional(self.conn())
+            .await
+            .map_err(trouble)?;
+        self.discard().await
+    }
 
     async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
         let mut writer = self.store.writer().await?;
@@ -123,25 +134,32 @@ impl Session for SqliteSession {
             return Ok(());
         };
         let rollback = async {
-            // Nested transactions are rolled back with the outer one: the rollback of each takes one off the count.
-            open.writer.conn.ping().await.map_err(AbandonError::Lost)?;
             open.guard
-                .ending()
+                .abandoning()
                 .map_err(|text| AbandonError::Broken(text.to_owned()))?;
+            // A statement that a dropped handler left running is stopped: wait until it has been.
+            open.writer.conn.ping().await.map_err(AbandonError::Lost)?;
+            if !open.guard.abandoned() {
+                return Ok(false);
+            }
+            // Nested transactions are rolled back with the outer one: the rollback of each takes one off the count.
             while transaction::depth::<Sqlite>(&open.writer.conn) > 0 {
                 transaction::rollback::<Sqlite>(&mut open.writer.conn)
                     .await
                     .map_err(AbandonError::Lost)?;
             }
-            Ok(())
+            Ok(true)
         };
         match tokio::time::timeout(ROLLBACK_WAIT, rollback).await {
-            Ok(result) => result?,
+            Ok(result) => {
+                if result? {
+                    open.give_back();
+                }
+                Ok(())
+            }
             // Whatever still runs on the connection ends with it.
-            Err(_) => return Ok(()),
+            Err(_) => Ok(()),
         }
-        open.give_back();
-        Ok(())
     }
 
     async fn discard(&mut self) -> Result<(), StoreError> {
