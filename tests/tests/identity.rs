@@ -38,7 +38,7 @@ async fn handle<B: TestBroker, D: TestDatabase>(world: &World<B, D>, group: &str
     let report = inbox.run_until_idle().await.expect("the broker");
     assert!(world.settled(group).await, "{report}");
     assert_eq!(report.failed + report.deferred + report.locked, 0, "{report}");
-    let letters = u64::try_from(world.dead_letters(group).await.len()).expect("a number");
+    let letters = u64::try_from(world.letters(group).await.len()).expect("a number");
     assert_eq!(letters, report.dead_lettered, "{report}");
     // Never a row without an effect, or the other way round.
     let effects = world.database.number("SELECT count(*) FROM effects").await;
@@ -113,7 +113,7 @@ async fn f30_an_id_that_is_there_twice_must_be_the_same<B: TestBroker, D: TestDa
 
 /// The dead letters of the group were rejected, and say so.
 async fn rejected_for<B: TestBroker, D: TestDatabase>(world: &World<B, D>, group: &str, why: &str) {
-    for letter in world.dead_letters(group).await {
+    for letter in world.letters(group).await {
         assert_eq!(letter.reason, Reason::Rejected);
         assert_eq!(letter.message_id, None, "an id that can't be used is none");
         assert!(letter.error.contains(why), "{}", letter.error);
