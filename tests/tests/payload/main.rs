@@ -104,7 +104,7 @@ impl<B: TestBroker, D: TestDatabase> Desk<B, D> {
     }
 
     async fn last_error(&self) -> String {
-        let letters = self.world.dead_letters(self.group).await;
+        let letters = self.world.letters(self.group).await;
         letters.last().expect("a dead letter").error.clone()
     }
 }
