@@ -65,8 +65,12 @@ pub trait TestDatabase: Clone + Send + Sync + 'static {
     type Pool: IntoStore + Clone + Send + Sync + 'static;
     /// What its handlers take.
     type Conn: TestConnection;
+    /// What holds a lock.
+    type Lock: Send + 'static;
     /// The module of [`handlers`](crate::handlers) whose handlers are its.
     const HANDLERS: &'static str;
+    /// A statement that takes about half a second, and can't be stopped by whoever waits for it.
+    const SLOW: &'static str;
 
     /// A database with an empty table `effects(grp, msg_id)` without any key, so that a second effect shows. The tables
     /// of the inbox are not there.
@@ -79,35 +83,50 @@ pub trait TestDatabase: Clone + Send + Sync + 'static {
     fn url(&self) -> String;
 
     /// The number that a query gives.
-    async fn number(&self, sql: &str) -> i64;
+    fn number(&self, sql: &str) -> impl Future<Output = i64> + Send;
 
     /// Runs statements outside of any transaction.
     async fn exec(&self, sql: &str);
 
+    /// Holds what the claim of a message needs, as another worker that is handling it would.
+    async fn lock_claim(&self, group: &str, id: &str) -> Self::Lock;
+
+    /// Lets go of it, with nothing changed.
+    async fn unlock(&self, lock: Self::Lock);
+
+    /// Makes the database unusable for everybody who is connected, until [`repair`](Self::repair).
+    async fn break_down(&self);
+
+    /// Makes it usable again.
+    async fn repair(&self);
+
+    /// The error of a statement that the database could not do now, though nothing is wrong with it.
+    async fn fault(&self) -> sqlx::Error;
+
     /// How many effects a group's handler has left for a message.
-    async fn effects(&self, group: &str, id: &str) -> i64 {
-        self.number(&format!(
+    fn effects(&self, group: &str, id: &str) -> impl Future<Output = i64> + Send {
+        let sql = format!(
             "SELECT count(*) FROM effects WHERE grp = '{group}' AND msg_id = '{}'",
             id.replace('\'', "''")
-        ))
-        .await
+        );
+        async move { self.number(&sql).await }
     }
 
     /// How many inbox rows there are for a group's message; 0 also before the table is there.
-    async fn inbox(&self, group: &str, id: &str) -> i64 {
-        self.number(&format!(
+    fn inbox(&self, group: &str, id: &str) -> impl Future<Output = i64> + Send {
+        let sql = format!(
             "SELECT count(*) FROM inbox_events WHERE consumer_group = '{group}' AND message_id = '{}'",
             id.replace('\'', "''")
-        ))
-        .await
+        );
+        async move { self.number(&sql).await }
     }
 }
 
 /// SQLite in a file.
 #[derive(Clone, Debug)]
 pub struct SqliteFile {
-    folder: Arc<TempDir>,
     pool: SqlitePool,
+    folder: Arc<TempDir>,
 }
 
 impl SqliteFile {
@@ -116,13 +135,44 @@ impl SqliteFile {
     pub fn path(&self) -> std::path::PathBuf {
         self.folder.path().join("app.db")
     }
+
+    /// A connection beside the pool, as another process would have one.
+    async fn stranger(&self) -> SqliteConnection {
+        let options = SqliteConnectOptions::new()
+            .filename(self.path())
+            .busy_timeout(Duration::from_secs(10));
+        SqliteConnection::connect_with(&options).await.expect("a connection")
+    }
+
+    /// Rewrites the declaration of a table, and lets everybody who is connected read it anew.
+    async fn edit_schema(&self, sql: &str) {
+        let mut stranger = self.stranger().await;
+        stranger.exec("PRAGMA writable_schema = ON").await.expect("set");
+        let version: i64 = sqlx::query_scalar("PRAGMA schema_version")
+            .fetch_one(&mut stranger)
+            .await
+            .expect("the version");
+        let version = version + 1;
+        stranger
+            .exec(&format!(
+                "BEGIN IMMEDIATE; UPDATE sqlite_schema SET sql = {sql} WHERE name = 'effects'; \
+                 PRAGMA schema_version = {version}; COMMIT"
+            ))
+            .await
+            .expect("written");
+        stranger.close().await.expect("closed");
+    }
 }
 
 impl TestDatabase for SqliteFile {
     type Pool = SqlitePool;
     type Conn = SqliteConnection;
 
+    type Lock = SqliteConnection;
+
     const HANDLERS: &'static str = "sqlite";
+    const SLOW: &'static str = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 700000) \
+                                SELECT count(*) FROM n";
 
     async fn fresh() -> Self {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
@@ -139,7 +189,7 @@ impl TestDatabase for SqliteFile {
             .execute(&pool)
             .await
             .expect("the table of effects");
-        Self { folder, pool }
+        Self { pool, folder }
     }
 
     fn pool(&self) -> SqlitePool {
@@ -162,5 +212,35 @@ impl TestDatabase for SqliteFile {
             .execute(&self.pool)
             .await
             .expect(sql);
+    }
+
+    /// There is one writer at a time, so it holds the lock of the whole file.
+    async fn lock_claim(&self, _group: &str, _id: &str) -> SqliteConnection {
+        let mut stranger = self.stranger().await;
+        stranger.exec("BEGIN IMMEDIATE").await.expect("the lock");
+        stranger
+    }
+
+    async fn unlock(&self, mut lock: SqliteConnection) {
+        lock.exec("ROLLBACK").await.expect("the lock is given back");
+        lock.close().await.expect("closed");
+    }
+
+    /// A schema that can't be read: every statement on a table fails as one on a damaged file does.
+    async fn break_down(&self) {
+        self.edit_schema("'broken ' || sql").await;
+    }
+
+    async fn repair(&self) {
+        self.edit_schema("substr(sql, length('broken ') + 1)").await;
+    }
+
+    async fn fault(&self) -> sqlx::Error {
+        let lock = self.lock_claim("", "").await;
+        let mut other = self.stranger().await;
+        other.exec("PRAGMA busy_timeout = 0").await.expect("set");
+        let fault = other.exec("BEGIN IMMEDIATE").await.expect_err("the file is locked");
+        self.unlock(lock).await;
+        fault
     }
 }

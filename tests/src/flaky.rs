@@ -1,8 +1,10 @@
 //! A broker whose acknowledgements can be made to fail.
 
 use std::{
+    fmt,
+    pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -17,11 +19,38 @@ pub struct Flaky<B> {
     faults: Arc<Faults>,
 }
 
-#[derive(Debug, Default)]
+type Look = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
+#[derive(Default)]
 struct Faults {
     acks: AtomicU32,
     pulls: AtomicU32,
     pulled: AtomicU32,
+    look: Mutex<Option<Look>>,
+}
+
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults")
+            .field("acks", &self.acks)
+            .field("pulls", &self.pulls)
+            .field("pulled", &self.pulled)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Faults {
+    /// What happens to an acknowledgement before it is passed on.
+    async fn on_ack(&self) -> Result<(), BrokerError> {
+        let look = self.look.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(look) = look {
+            look().await;
+        }
+        if take(&self.acks) {
+            return Err(fault("no acknowledgement"));
+        }
+        Ok(())
+    }
 }
 
 impl<B> Flaky<B> {
@@ -36,6 +65,15 @@ impl<B> Flaky<B> {
     /// The next `count` acknowledgements are lost: the broker never sees them, the caller gets an error.
     pub fn lose_acks(&self, count: u32) {
         self.faults.acks.store(count, Ordering::SeqCst);
+    }
+
+    /// Before each acknowledgement `look` looks at how things are.
+    pub fn before_ack<F>(&self, look: impl Fn() -> F + Send + Sync + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let look: Look = Arc::new(move || Box::pin(look()));
+        *self.faults.look.lock().unwrap_or_else(PoisonError::into_inner) = Some(look);
     }
 
     /// The next `count` pulls fail.
@@ -141,16 +179,12 @@ pub struct FlakyLease<L> {
 
 impl<L: Lease> Lease for FlakyLease<L> {
     async fn ack(&self) -> Result<(), BrokerError> {
-        if take(&self.faults.acks) {
-            return Err(fault("no acknowledgement"));
-        }
+        self.faults.on_ack().await?;
         self.inner.ack().await
     }
 
     async fn ack_confirmed(&self) -> Result<(), BrokerError> {
-        if take(&self.faults.acks) {
-            return Err(fault("no acknowledgement"));
-        }
+        self.faults.on_ack().await?;
         self.inner.ack_confirmed().await
     }
 

@@ -6,7 +6,7 @@ use inbox_runtime::{Bytes, Handled, HandlerError, Json, Meta, State, inbox_handl
 
 use crate::{
     database::TestConnection,
-    probe::{Order, Probe},
+    probe::{Fragile, Order, Probe},
 };
 
 async fn handle<C: TestConnection>(
@@ -35,6 +35,25 @@ macro_rules! handler {
             State(probe): State<Probe>,
         ) -> Result<Handled, HandlerError> {
             handle(tx, order, meta, probe).await
+        }
+    };
+}
+
+macro_rules! fragile {
+    ($conn:ty, $(#[doc = $doc:literal])* $name:ident, $($attribute:tt)*) => {
+        $(#[doc = $doc])*
+        ///
+        /// # Errors
+        ///
+        /// As the probe says.
+        #[inbox_handler($($attribute)*)]
+        pub async fn $name(
+            tx: &mut $conn,
+            Json(fragile): Json<Fragile>,
+            meta: Meta,
+            State(probe): State<Probe>,
+        ) -> Result<Handled, HandlerError> {
+            handle(tx, fragile.order.clone(), meta, probe).await
         }
     };
 }
@@ -69,6 +88,11 @@ macro_rules! handlers {
                 by_header, group = "by-header", subject = "order.created", id = "header:order-id");
             handler!($conn, /// With positions as ids.
                 by_position, group = "by-position", subject = "order.created", id = "position");
+
+            fragile!($conn, /// Takes a payload that can panic.
+                fragile, group = "fragile", subject = "order.created", max_attempts = 3, backoff = "10ms..40ms");
+            fragile!($conn, /// The same, at most once.
+                fragile_once, group = "fragile-once", subject = "order.created", ack = "at_most_once");
 
             /// Takes whatever payload there is.
             ///

@@ -14,7 +14,7 @@ mod world;
 pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
 pub use database::{SqliteFile, TestConnection, TestDatabase};
 pub use flaky::Flaky;
-pub use probe::{Call, Order, Probe, Step};
+pub use probe::{Call, Fragile, Order, Probe, Step};
 pub use world::{World, eventually, next};
 
 /// Makes tests of generic test functions: one of each name for every pair of broker and database.

@@ -63,13 +63,19 @@ pub enum Step {
     /// Waits for the semaphore's permit, then succeeds.
     Gate(Arc<tokio::sync::Semaphore>),
     /// Runs statements on the transaction, ignores their errors, then does the next step.
-    Swallow(&'static str, Box<Step>),
+    Swallow(&'static str, Box<Self>),
     /// Runs statements on the transaction and fails with their error.
     Exec(&'static str),
     /// Runs statements in a nested transaction that is committed, or not.
     Nested(&'static str, bool),
     /// Leaves a nested transaction open.
     LeakNested,
+    /// Fails with that error, once.
+    Raise(Arc<Mutex<Option<HandlerError>>>),
+    /// Panics in a task of its own, and fails with that task's error.
+    PanicInTask(&'static str),
+    /// Holds a value that panics when it is dropped, then does the next step.
+    PanicInDrop(Box<Self>),
     /// Kills the process the hard way.
     Abort,
 }
@@ -149,6 +155,11 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Step {
+    /// Fails with that error, once.
+    pub fn raise(error: impl Into<HandlerError>) -> Self {
+        Self::Raise(Arc::new(Mutex::new(Some(error.into()))))
+    }
+
     /// Does it, on the handler's transaction.
     pub(crate) async fn perform<C: TestConnection>(self, tx: &mut C) -> Result<Handled, HandlerError> {
         match self {
@@ -169,8 +180,44 @@ impl Step {
             Self::Exec(sql) => tx.exec(sql).await?,
             Self::Nested(sql, commit) => tx.nested(sql, commit).await?,
             Self::LeakNested => tx.leak_nested().await?,
+            Self::Raise(error) => return Err(lock(&error).take().expect("raised once")),
+            Self::PanicInTask(text) => tokio::spawn(async move { std::panic::panic_any(text) }).await?,
+            Self::PanicInDrop(next) => {
+                let _bomb = Bomb(true);
+                return Box::pin(next.perform(tx)).await;
+            }
             Self::Abort => std::process::abort(),
         }
         Ok(Handled::Processed)
+    }
+}
+
+/// Panics when it is dropped, if it is armed.
+#[derive(Debug)]
+struct Bomb(bool);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        if self.0 && !std::thread::panicking() {
+            panic!("in Drop");
+        }
+    }
+}
+
+/// A payload that can panic: while it is read, if its order's id begins `unreadable`, and when it is dropped, if that
+/// begins `undroppable`.
+#[derive(Debug)]
+pub struct Fragile {
+    /// What is in it.
+    pub order: Order,
+    _bomb: Bomb,
+}
+
+impl<'de> Deserialize<'de> for Fragile {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let order = Order::deserialize(deserializer)?;
+        assert!(!order.order_id.starts_with("unreadable"), "in Deserialize");
+        let bomb = Bomb(order.order_id.starts_with("undroppable"));
+        Ok(Self { order, _bomb: bomb })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{Inbox, InboxBuilder, Message, Outcome};
+use inbox_runtime::{DeadLetter, DeadLetterQuery, DeadLetters, Inbox, InboxBuilder, Message, Outcome};
 
 use crate::{
     broker::{Settled, TestBroker},
@@ -43,7 +43,7 @@ impl<B: TestBroker, D: TestDatabase> World<B, D> {
             .broker(self.flaky.clone())
             .state(self.probe.clone())
             .groups(groups.iter().copied())
-            .select(|meta| meta.name.starts_with(concat!("inbox_tests::handlers::")))
+            .select(|meta| meta.name.starts_with("inbox_tests::handlers::"))
             .select(|meta| meta.name.split("::").any(|part| part == D::HANDLERS))
     }
 
@@ -70,6 +70,34 @@ impl<B: TestBroker, D: TestDatabase> World<B, D> {
     /// Whether the broker has a group's every message of `order.created` as settled.
     pub async fn settled(&self, group: &str) -> bool {
         self.broker.settled(group, "order.created").await == Some(Settled::ALL)
+    }
+
+    /// The dead letters of the database.
+    pub fn dead_letters(&self) -> DeadLetters {
+        inbox_runtime::dead_letters(&self.database.pool())
+    }
+
+    /// A group's dead letters.
+    pub async fn letters(&self, group: &str) -> Vec<DeadLetter> {
+        let query = DeadLetterQuery::default().group(group);
+        self.dead_letters().list(query).await.expect("the dead letters")
+    }
+
+    /// A group's only dead letter.
+    ///
+    /// # Panics
+    ///
+    /// When there is none, or more than one.
+    pub async fn letter(&self, group: &str) -> DeadLetter {
+        let mut letters = self.letters(group).await;
+        assert_eq!(letters.len(), 1, "dead letters of {group}: {letters:?}");
+        letters.remove(0)
+    }
+
+    /// How many attempts are on record for a group's messages.
+    pub async fn attempts(&self, group: &str) -> i64 {
+        let sql = format!("SELECT coalesce(sum(attempts), 0) FROM inbox_attempts WHERE consumer_group = '{group}'");
+        self.database.number(&sql).await
     }
 
     /// Asserts that a message is done: one effect, one inbox row.

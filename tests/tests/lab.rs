@@ -1,0 +1,65 @@
+//! The examples print what the founding documents measured, to the letter, and exit with success.
+
+use std::process::Command;
+
+/// What an example prints, run as a user runs it: on its defaults.
+fn run(example: &str) -> String {
+    let output = Command::new(env!("CARGO"))
+        .args(["run", "--quiet", "--package", "inbox-examples", "--example", example])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("INBOX_BROKER_URL")
+        .env_remove("DATABASE_URL")
+        .output()
+        .expect("cargo runs");
+    assert!(
+        output.status.success(),
+        "{example}: {}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).expect("text")
+}
+
+const HEADING: &str =
+    "--- one message, a handler that fails on its first run; then a fresh consumer of the same group ---";
+
+/// The heading and everything behind it, and what stands before it.
+fn ack_lab() -> (Vec<String>, Vec<String>) {
+    let printed = run("ack_lab");
+    let lines: Vec<_> = printed.lines().map(str::to_owned).collect();
+    let heading = lines.iter().position(|line| line == HEADING).expect("the heading");
+    let (versions, table) = lines.split_at(heading);
+    (versions.to_vec(), table.to_vec())
+}
+
+#[test]
+fn b13_b26_the_lab_prints_the_four_rows_and_the_third_column() {
+    let (versions, table) = ack_lab();
+    assert_eq!(
+        table,
+        [
+            HEADING,
+            "AT_MOST_ONCE first: processed=False committed=True second consumer: nothing delivered handler ran=1 invoices=0",
+            "AT_LEAST_ONCE, commit ON_PERSIST first: processed=False committed=True second consumer: nothing delivered \
+             handler ran=1 invoices=0",
+            "AT_LEAST_ONCE, commit ON_SUCCESS first: processed=False committed=False second consumer: processed=True \
+             handler ran=2 invoices=1",
+            "EXACTLY_ONCE_INBOX (default) first: processed=False committed=False second consumer: processed=True \
+             handler ran=2 invoices=1",
+            "The point was the third column. invoices=0, invoices=0, invoices=1, invoices=1.",
+        ]
+    );
+    // B2: on which broker and which database.
+    assert_eq!(versions.len(), 2, "{versions:?}");
+    assert!(versions[0].starts_with("embedded "), "{versions:?}");
+    assert!(versions[1].starts_with("SQLite 3."), "{versions:?}");
+}
+
+#[test]
+fn b11_the_quickstart_prints_the_two_lines_twice_in_a_row() {
+    let printed = run("quickstart");
+    let lines = "delivery 1: processed=True duplicate=False committed=True invoices=1\n\
+                 delivery 2: processed=False duplicate=True committed=True invoices=1\n";
+    assert!(printed.contains(lines), "{printed}");
+    assert_eq!(run("quickstart"), printed);
+}
