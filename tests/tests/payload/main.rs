@@ -71,10 +71,7 @@ impl<B: TestBroker, D: TestDatabase> Desk<B, D> {
         let Self { world, inbox, group } = self;
         let shown: String = format!("{message:?}").chars().take(300).collect();
         let count = "SELECT count(*) FROM effects";
-        let (all, letters) = (
-            world.database.number(count).await,
-            world.letters(group).await.len(),
-        );
+        let (all, letters) = (world.database.number(count).await, world.letters(group).await.len());
         let same = world.database.effects(group, effect.unwrap_or_default()).await;
         world.broker.publish(message.clone()).await;
         let outcome = next(inbox).await;
