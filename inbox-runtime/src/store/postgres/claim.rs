@@ -369,28 +369,37 @@ async fn within<F: Future<Output = ()>>(
     None
 }
 
-/// Inserts the inbox row, or says whose row is there.
+/// Inserts the inbox row, or says whose row is there: one statement for both, in which the second part is asked only if
+/// the first inserted nothing.
 pub(super) async fn insert(conn: &mut PgConnection, claim: &Claim<'_>) -> sqlx::Result<Inserted> {
-    let xid: Option<String> = sqlx::query_scalar(
-        "INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ($1, $2, $3) \
-         ON CONFLICT (consumer_group, message_id) DO NOTHING RETURNING pg_current_xact_id()::text",
+    let (xid, kept): (Option<String>, Option<i64>) = sqlx::query_as(
+        "WITH claim AS (INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ($1, $2, $3) \
+         ON CONFLICT (consumer_group, message_id) DO NOTHING RETURNING pg_current_xact_id()::text AS xid) \
+         SELECT (SELECT xid FROM claim), CASE WHEN EXISTS (SELECT FROM claim) THEN NULL ELSE \
+         (SELECT fingerprint FROM inbox_events WHERE consumer_group = $1 AND message_id = $2) END",
     )
     .bind(claim.group)
     .bind(claim.message_id)
     .bind(claim.fingerprint.to_i64())
-    .fetch_optional(&mut *conn)
+    .fetch_one(&mut *conn)
     .await?;
-    if xid.is_some() {
-        return Ok(Inserted {
-            claimed: Claimed::Fresh,
-            xid,
-        });
-    }
-    let kept = sqlx::query_scalar("SELECT fingerprint FROM inbox_events WHERE consumer_group = $1 AND message_id = $2")
-        .bind(claim.group)
-        .bind(claim.message_id)
-        .fetch_one(conn)
-        .await?;
+    let kept = match (&xid, kept) {
+        (Some(_), _) => {
+            return Ok(Inserted {
+                claimed: Claimed::Fresh,
+                xid,
+            });
+        }
+        (None, Some(kept)) => kept,
+        // It was committed while the statement waited for it, so the statement doesn't see it yet.
+        (None, None) => {
+            sqlx::query_scalar("SELECT fingerprint FROM inbox_events WHERE consumer_group = $1 AND message_id = $2")
+                .bind(claim.group)
+                .bind(claim.message_id)
+                .fetch_one(conn)
+                .await?
+        }
+    };
     Ok(Inserted {
         claimed: Claimed::Duplicate(Fingerprint::from_i64(kept)),
         xid: None,
