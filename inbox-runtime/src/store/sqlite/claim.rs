@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Connection, Row, Sqlite, SqliteConnection};
 
-use super::{SqliteStore, Writer, guard::Guard, primary_code, trouble, unavailable};
+use super::{SqliteStore, Turn, Writer, guard::Guard, primary_code, trouble, unavailable};
 use crate::{
     failpoint::failpoint,
     store::{AbandonError, Claim, Claimed, Fingerprint, FinishError, Session, StoreError, transaction},
@@ -17,6 +17,8 @@ const ROLLBACK_WAIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct SqliteSession {
     store: SqliteStore,
+    /// Its turn, between a probe and the transaction for which it was made.
+    turn: Option<Turn>,
     open: Option<Open>,
 }
 
@@ -39,7 +41,30 @@ impl Drop for Open {
 
 impl SqliteSession {
     pub(super) fn new(store: SqliteStore) -> Self {
-        Self { store, open: None }
+        Self {
+            store,
+            turn: None,
+            open: None,
+        }
+    }
+
+    /// Opens a transaction.
+    async fn open(&mut self) -> Result<&mut Open, StoreError> {
+        let mut writer = match self.turn.take() {
+            Some(turn) => self.store.writer_in(turn).await?,
+            None => self.store.writer().await?,
+        };
+        let guard = Guard::install(&mut writer.conn).await.map_err(unavailable)?;
+        // IMMEDIATE: a transaction that becomes a writer late fails at once, whatever the busy timeout is.
+        transaction::begin::<Sqlite>(&mut writer.conn, "BEGIN IMMEDIATE")
+            .await
+            .map_err(trouble)?;
+        guard.arm();
+        Ok(self.open.insert(Open {
+            writer,
+            guard,
+            ended: false,
+        }))
     }
 
     fn take_open(&mut self) -> Result<Open, sqlx::Error> {
@@ -76,28 +101,23 @@ impl Session for SqliteSession {
     type Conn = SqliteConnection;
 
     async fn probe(&mut self) -> Result<(), StoreError> {
-        let _ = self.begin(None).await?;
-        // A table is read too: BEGIN alone doesn't look at what is in the file.
-        sqlx::query("SELECT 1 FROM inbox_events LIMIT 1")
-            .fetch_optional(self.conn())
-            .await
-            .map_err(trouble)?;
-        self.discard().await
+        let turn = {
+            let open = self.open().await?;
+            // A table is read too: BEGIN alone doesn't look at what is in the file.
+            sqlx::query("SELECT 1 FROM inbox_events LIMIT 1")
+                .fetch_optional(&mut *open.writer.conn)
+                .await
+                .map_err(trouble)?;
+            open.writer.turn.clone()
+        };
+        self.discard().await?;
+        // Nobody comes in between: the message is acknowledged now, and would be lost if the file was locked then.
+        self.turn = Some(turn);
+        Ok(())
     }
 
     async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
-        let mut writer = self.store.writer().await?;
-        let guard = Guard::install(&mut writer.conn).await.map_err(unavailable)?;
-        // IMMEDIATE: a transaction that becomes a writer late fails at once, whatever the busy timeout is.
-        transaction::begin::<Sqlite>(&mut writer.conn, "BEGIN IMMEDIATE")
-            .await
-            .map_err(trouble)?;
-        guard.arm();
-        let open = self.open.insert(Open {
-            writer,
-            guard,
-            ended: false,
-        });
+        let open = self.open().await?;
         failpoint!("after_begin");
         let Some(claim) = claim else {
             return Ok(Claimed::Fresh);

@@ -51,18 +51,21 @@ impl SqliteStore {
 
     /// Waits for its turn to write, then for a connection.
     async fn writer(&self) -> Result<Writer, StoreError> {
-        let turn = self.gate.clone().lock_owned().await;
+        let turn = Arc::new(self.gate.clone().lock_owned().await);
+        self.writer_in(turn).await
+    }
+
+    /// A connection for somebody whose turn it is.
+    async fn writer_in(&self, turn: Turn) -> Result<Writer, StoreError> {
         let mut conn = self.pool.acquire().await.map_err(unavailable)?;
         // What is acknowledged must survive a power failure; a pool may have been set to less.
         sqlx::raw_sql("PRAGMA synchronous = FULL")
             .execute(&mut *conn)
             .await
             .map_err(unavailable)?;
-        Ok(Writer { conn, _turn: turn })
+        Ok(Writer { conn, turn })
     }
-}
 
-impl SqliteStore {
     async fn describe(&self) -> Result<String, StoreError> {
         let row = sqlx::query("SELECT sqlite_version(), (SELECT journal_mode FROM pragma_journal_mode)")
             .fetch_one(&self.pool)
@@ -81,11 +84,14 @@ impl SqliteStore {
     }
 }
 
+/// The right to write, which ends when its last copy is dropped.
+type Turn = Arc<OwnedMutexGuard<()>>;
+
 /// A connection whose turn it is to write.
 #[derive(Debug)]
 struct Writer {
     conn: PoolConnection<Sqlite>,
-    _turn: OwnedMutexGuard<()>,
+    turn: Turn,
 }
 
 impl Store for SqliteStore {
