@@ -49,3 +49,8 @@ macro_rules! suite {
         }
     };
 }
+
+/// The README's programs, compiled and run as documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
