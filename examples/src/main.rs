@@ -17,7 +17,11 @@ const EXAMPLES: [(&str, &str, bool); 2] = [
 fn main() {
     println!("run an example with `cargo run -p inbox-examples --example NAME`:");
     for (name, what, built) in EXAMPLES {
-        let left_out = if built { "" } else { " (left out: needs the features `embedded` and `sqlite`)" };
+        let left_out = if built {
+            ""
+        } else {
+            " (left out: needs the features `embedded` and `sqlite`)"
+        };
         println!("  {name:<12}{what}{left_out}");
     }
 }

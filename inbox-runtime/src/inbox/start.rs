@@ -11,7 +11,7 @@ use crate::{
     file::resolve,
     registry::HandlerMeta,
     store::{
-        Records, StoreSettings,
+        Migrate, Records, StoreSettings,
         detached::Detached,
         kind::{AnyStore, Entry, Kind, Shared, kinds},
     },
@@ -61,22 +61,7 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
         let records = only.records.clone();
         databases.push(detached(records));
     }
-    let mut descriptions = vec![plan.broker.describe().await?];
-    for database in &databases {
-        let (records, name) = (&database.records, database.name);
-        records
-            .migrate(migrate)
-            .await
-            .map_err(|source| Error::Migrate { database: name, source })?;
-        refuse_one_file(&plan.broker, &**records)?;
-        if database.kind != TypeId::of::<Detached>() {
-            let description = records.describe().await?;
-            tracing::info!(database = description, "the database is ready");
-            descriptions.push(description);
-        }
-    }
-    tracing::info!(broker = descriptions[0], "the broker is ready");
-
+    let descriptions = prepare(&plan.broker, &databases, migrate).await?;
     let ack_wait = builder.ack_wait.or(config.ack_wait).unwrap_or(Duration::from_secs(30));
     let shared = Shared {
         states: Arc::new(builder.states),
@@ -293,6 +278,29 @@ fn detached(records: Arc<dyn Records>) -> Database {
         store: Box::new(Detached::new(records.clone())),
         records,
     }
+}
+
+/// Makes the tables and asks the broker and the databases what they are: one line each, the broker first.
+async fn prepare(broker: &DynBroker, databases: &[Database], migrate: Migrate) -> Result<Vec<String>, Error> {
+    // Before either of them opens the file.
+    for database in databases {
+        refuse_one_file(broker, &*database.records)?;
+    }
+    let mut descriptions = vec![broker.describe().await?];
+    tracing::info!(broker = descriptions[0], "the broker is ready");
+    for database in databases {
+        let migrated = database.records.migrate(migrate).await;
+        migrated.map_err(|source| Error::Migrate {
+            database: database.name,
+            source,
+        })?;
+        if database.kind != TypeId::of::<Detached>() {
+            let description = database.records.describe().await?;
+            tracing::info!(database = description, "the database is ready");
+            descriptions.push(description);
+        }
+    }
+    Ok(descriptions)
 }
 
 /// A handler's transaction would lock the broker out of the file in which its own lease has to be kept alive.
