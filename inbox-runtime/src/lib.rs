@@ -1,4 +1,57 @@
 //! The transactional inbox: handlers whose effects exist exactly once, however often the broker delivers.
+//!
+//! Every broker delivers at least once. The inbox makes the effects of a handler happen *effectively once*: one row per
+//! message and consumer group is inserted in the same database transaction as the effects, and the message is acknowledged
+//! after the commit. Everything that a handler does outside of its transaction happens *at least once*; both provided that
+//! the broker redelivers what was not acknowledged.
+//!
+//! ```
+//! # #[cfg(all(feature = "macros", feature = "embedded", feature = "sqlite"))]
+//! # mod example {
+//! use inbox_runtime::{Json, inbox_handler, sqlx::{self, SqliteConnection}};
+//!
+//! #[derive(serde::Deserialize)]
+//! struct OrderCreated { order_id: String, amount_cents: i64 }
+//!
+//! #[inbox_handler(group = "billing", subject = "order.created")]
+//! async fn create_invoice(tx: &mut SqliteConnection, Json(order): Json<OrderCreated>) -> Result<(), sqlx::Error> {
+//!     sqlx::query("INSERT INTO invoices (order_id, amount_cents) VALUES ($1, $2)")
+//!         .bind(order.order_id)
+//!         .bind(order.amount_cents)
+//!         .execute(&mut *tx)
+//!         .await?;
+//!     Ok(())
+//! }
+//! # }
+//! ```
+//!
+//! # The path of a message
+//!
+//! ```text
+//! broker ─▶ decode ─▶ begin ─▶ claim ─▶ handle ─▶ seal ─▶ commit ─▶ ack
+//!             │                  │         │        │        │
+//!          reject         duplicate│locked error  broken   error
+//!             ▼               ack  │ later   ▼        ▼
+//!        dead letter               ▼      rollback; nothing was acknowledged, so the message comes again
+//! ```
+//!
+//! 1. *Decode* makes the handler's arguments from the delivery: [`Json`], [`State`], [`Meta`], [`Header`], and every type
+//!    that implements [`FromDelivery`]. A message that can't be decoded goes to the [`dead_letters`] without a transaction.
+//! 2. *Claim* inserts the inbox row, first statement of the transaction. If it is there, the message is a duplicate.
+//! 3. The handler writes through the transaction that it borrows. It may return an error of any type ([`HandlerError`]).
+//! 4. *Seal* proves that the transaction is still the one that holds the claim; a handler that ends it itself is found out.
+//! 5. Only a confirmed commit is followed by the acknowledgement.
+//!
+//! # Running
+//!
+//! [`run`] drives every handler that is linked into the program, with settings from the environment; [`Inbox::builder`]
+//! takes them from code, and can [`spawn`](InboxBuilder::spawn) the inbox beside a server or handle
+//! [one message](Inbox::process_one) in a test. Handlers of other crates must be [linked](link!).
+//!
+//! # Features
+//!
+//! `macros` (default) has the attribute. Brokers: `embedded`. Databases: `sqlite`, `postgres` (`postgres-tls` for TLS).
+//! `anyhow` and `eyre` let [`HandlerError`] see the chain inside these errors. Features are additive.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bound;
