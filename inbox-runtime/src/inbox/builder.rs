@@ -136,8 +136,9 @@ impl InboxBuilder {
     /// Says that a transaction-pooling proxy (PgBouncer) stands before PostgreSQL, as `INBOX_TRANSACTION_POOLER` does.
     ///
     /// Then nothing is set on a connection beyond a transaction, and a commit doesn't open the next transaction. A handler
-    /// that ends its transaction is still found out, but what it writes afterwards is committed by itself. A pool that is
-    /// given by [`store`](Self::store) must have `statement_cache_capacity(0)`.
+    /// that ends its transaction is still found out, but what it writes afterwards is committed by itself. Each
+    /// transaction begins without prepared statements, so that a handler's queries work as they are; what else a program
+    /// sends through the pooler is its own affair.
     pub fn transaction_pooler(mut self) -> Self {
         self.transaction_pooler = true;
         self

@@ -88,12 +88,11 @@ pub(crate) fn from_millis(millis: i64) -> SystemTime {
 
 /// Implements [`Records`](super::Records) for `$records`, which wraps a `$store`.
 ///
-/// The store has `writer()`, which gives something with a `conn` to write on, a `pool` to read from, and functions
-/// `migrate`, `describe` and `file`.
+/// The store has `writer()`, which gives something with a `conn` to write on and `begin`, `reader()`, which gives something with a
+/// `conn` to read from and `done`, a `pool`, and functions `migrate`, `describe` and `file`.
 macro_rules! records {
     (
         $records:ident($store:ty), $database:ty, $row:ty,
-        begin: $begin:literal,
         // The database's clock.
         now: $now:literal,
         // What makes a later time of a number of milliseconds.
@@ -150,15 +149,17 @@ macro_rules! records {
                 message_id: &'a str,
             ) -> BoxFuture<'a, Result<Option<Fingerprint>, StoreError>> {
                 Box::pin(async move {
-                    sqlx::query_scalar(
+                    let mut reader = self.0.reader().await?;
+                    let found: Option<i64> = sqlx::query_scalar(
                         "SELECT fingerprint FROM inbox_events WHERE consumer_group = $1 AND message_id = $2",
                     )
                     .bind(group)
                     .bind(message_id)
-                    .fetch_optional(&self.0.pool)
+                    .fetch_optional(&mut *reader.conn)
                     .await
-                    .map(|found| found.map(Fingerprint::from_i64))
-                    .map_err(trouble)
+                    .map_err(trouble)?;
+                    reader.done().await?;
+                    Ok(found.map(Fingerprint::from_i64))
                 })
             }
 
@@ -168,7 +169,7 @@ macro_rules! records {
                 max: Option<u32>,
             ) -> BoxFuture<'a, Result<Attempts, StoreError>> {
                 Box::pin(async move {
-                    let mut writer = self.0.writer().await?;
+                    let mut writer = Writing::begin(self.0.writer().await?).await?;
                     let buried: Option<i64> = sqlx::query_scalar(
                         "SELECT id FROM inbox_dead_letters \
                          WHERE consumer_group = $1 AND handler = $2 AND position = $3 AND replay_at IS NULL",
@@ -180,6 +181,7 @@ macro_rules! records {
                     .await
                     .map_err(trouble)?;
                     if buried.is_some() {
+                        writer.commit().await?;
                         return Ok(Attempts::Buried);
                     }
                     let begun: Option<i64> = sqlx::query_scalar(
@@ -196,6 +198,7 @@ macro_rules! records {
                     .await
                     .map_err(trouble)?;
                     if let Some(begun) = begun {
+                        writer.commit().await?;
                         return Ok(Attempts::Begun(attempts(begun)));
                     }
                     let (made, error) = sqlx::query_as(
@@ -208,13 +211,14 @@ macro_rules! records {
                     .fetch_one(&mut *writer.conn)
                     .await
                     .map_err(trouble)?;
+                    writer.commit().await?;
                     Ok(Attempts::Exhausted(attempts(made), error))
                 })
             }
 
             fn take_back_attempt<'a>(&'a self, key: &'a AttemptKey) -> BoxFuture<'a, Result<(), StoreError>> {
                 Box::pin(async move {
-                    let mut writer = self.0.writer().await?;
+                    let mut writer = Writing::begin(self.0.writer().await?).await?;
                     sqlx::query(
                         "UPDATE inbox_attempts SET attempts = attempts - 1 \
                          WHERE consumer_group = $1 AND handler = $2 AND position = $3 AND attempts > 0",
@@ -225,7 +229,7 @@ macro_rules! records {
                     .execute(&mut *writer.conn)
                     .await
                     .map_err(trouble)?;
-                    Ok(())
+                    writer.commit().await
                 })
             }
 
@@ -236,8 +240,8 @@ macro_rules! records {
                 error: &'a str,
             ) -> BoxFuture<'a, Result<u32, StoreError>> {
                 Box::pin(async move {
-                    let mut writer = self.0.writer().await?;
-                    sqlx::query_scalar(concat!(
+                    let mut writer = Writing::begin(self.0.writer().await?).await?;
+                    let made = sqlx::query_scalar(concat!(
                         "INSERT INTO inbox_attempts (consumer_group, handler, position, attempts, last_error) \
                          VALUES ($1, $2, $3, 1, $4) ON CONFLICT (consumer_group, handler, position) DO UPDATE \
                          SET attempts = inbox_attempts.attempts + $5, last_error = excluded.last_error, last_at = ",
@@ -251,21 +255,23 @@ macro_rules! records {
                     .bind(i64::from(!counted))
                     .fetch_one(&mut *writer.conn)
                     .await
-                    .map(attempts)
-                    .map_err(trouble)
+                    .map_err(trouble)?;
+                    writer.commit().await?;
+                    Ok(attempts(made))
                 })
             }
 
             fn clear_attempts<'a>(&'a self, key: &'a AttemptKey) -> BoxFuture<'a, Result<(), StoreError>> {
                 Box::pin(async move {
-                    let mut writer = self.0.writer().await?;
-                    clear(&mut writer, &key.group, &key.handler, &key.position).await
+                    let mut writer = Writing::begin(self.0.writer().await?).await?;
+                    clear(&mut writer, &key.group, &key.handler, &key.position).await?;
+                    writer.commit().await
                 })
             }
 
             fn bury<'a>(&'a self, letter: &'a NewDeadLetter) -> BoxFuture<'a, Result<(), StoreError>> {
                 Box::pin(async move {
-                    let mut writer = CloseOnDrop::begin(self.0.writer().await?).await?;
+                    let mut writer = Writing::begin(self.0.writer().await?).await?;
                     upsert(&mut writer, letter).await?;
                     failpoint!("in_dead_letter");
                     writer.commit().await
@@ -281,6 +287,7 @@ macro_rules! records {
             ) -> BoxFuture<'a, Result<Vec<DeadLetter>, StoreError>> {
                 Box::pin(async move {
                     // A look first: it needs no lock, and mostly there is nothing.
+                    let mut reader = self.0.reader().await?;
                     let any: Option<i64> = sqlx::query_scalar(concat!(
                         "SELECT id FROM inbox_dead_letters \
                          WHERE consumer_group = $1 AND handler = $2 AND replay_at <= ",
@@ -289,13 +296,14 @@ macro_rules! records {
                     ))
                     .bind(group)
                     .bind(handler)
-                    .fetch_optional(&self.0.pool)
+                    .fetch_optional(&mut *reader.conn)
                     .await
                     .map_err(trouble)?;
+                    reader.done().await?;
                     if any.is_none() {
                         return Ok(Vec::new());
                     }
-                    let mut writer = self.0.writer().await?;
+                    let mut writer = Writing::begin(self.0.writer().await?).await?;
                     // The condition stands twice: what another process has taken meanwhile must not be taken again.
                     let rows = sqlx::query(concat!(
                         "UPDATE inbox_dead_letters SET replay_at = ", $later, "$4", $later_end,
@@ -311,13 +319,14 @@ macro_rules! records {
                     .fetch_all(&mut *writer.conn)
                     .await
                     .map_err(trouble)?;
+                    writer.commit().await?;
                     rows.iter().map(read).collect::<sqlx::Result<_>>().map_err(unavailable)
                 })
             }
 
             fn postpone_replay(&self, id: i64, delay: std::time::Duration) -> BoxFuture<'_, Result<(), StoreError>> {
                 Box::pin(async move {
-                    let mut writer = self.0.writer().await?;
+                    let mut writer = Writing::begin(self.0.writer().await?).await?;
                     sqlx::query(concat!(
                         "UPDATE inbox_dead_letters SET replay_at = ", $later, "$2", $later_end,
                         " WHERE id = $1 AND replay_at IS NOT NULL"
@@ -327,13 +336,13 @@ macro_rules! records {
                     .execute(&mut *writer.conn)
                     .await
                     .map_err(trouble)?;
-                    Ok(())
+                    writer.commit().await
                 })
             }
 
             fn remove(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>> {
                 Box::pin(async move {
-                    let mut writer = CloseOnDrop::begin(self.0.writer().await?).await?;
+                    let mut writer = Writing::begin(self.0.writer().await?).await?;
                     let key: Option<(String, String, String)> = sqlx::query_as(
                         "DELETE FROM inbox_dead_letters WHERE id = $1 RETURNING consumer_group, handler, position",
                     )
@@ -351,23 +360,25 @@ macro_rules! records {
 
             fn replayed(&self, id: i64) -> BoxFuture<'_, Result<(), StoreError>> {
                 Box::pin(async move {
-                    let mut writer = self.0.writer().await?;
+                    let mut writer = Writing::begin(self.0.writer().await?).await?;
                     sqlx::query("DELETE FROM inbox_dead_letters WHERE id = $1 AND replay_at IS NOT NULL")
                         .bind(id)
                         .execute(&mut *writer.conn)
                         .await
                         .map_err(trouble)?;
-                    Ok(())
+                    writer.commit().await
                 })
             }
 
             fn dead_letter(&self, id: i64) -> BoxFuture<'_, Result<Option<DeadLetter>, StoreError>> {
                 Box::pin(async move {
+                    let mut reader = self.0.reader().await?;
                     let row = sqlx::query(concat!("SELECT ", columns!(), " FROM inbox_dead_letters WHERE id = $1"))
                         .bind(id)
-                        .fetch_optional(&self.0.pool)
+                        .fetch_optional(&mut *reader.conn)
                         .await
                         .map_err(trouble)?;
+                    reader.done().await?;
                     row.as_ref().map(read).transpose().map_err(unavailable)
                 })
             }
@@ -379,6 +390,7 @@ macro_rules! records {
                 limit: u32,
             ) -> BoxFuture<'a, Result<Vec<DeadLetter>, StoreError>> {
                 Box::pin(async move {
+                    let mut reader = self.0.reader().await?;
                     let rows = sqlx::query(concat!(
                         "SELECT ",
                         columns!(),
@@ -388,16 +400,17 @@ macro_rules! records {
                     .bind(after)
                     .bind(group)
                     .bind(i64::from(limit))
-                    .fetch_all(&self.0.pool)
+                    .fetch_all(&mut *reader.conn)
                     .await
                     .map_err(trouble)?;
+                    reader.done().await?;
                     rows.iter().map(read).collect::<sqlx::Result<_>>().map_err(unavailable)
                 })
             }
 
             fn replay(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>> {
                 Box::pin(async move {
-                    let mut writer = CloseOnDrop::begin(self.0.writer().await?).await?;
+                    let mut writer = Writing::begin(self.0.writer().await?).await?;
                     let key: Option<(String, String, String)> = sqlx::query_as(concat!(
                         "UPDATE inbox_dead_letters SET replay_at = ",
                         $now,
@@ -417,14 +430,14 @@ macro_rules! records {
         }
 
         /// A connection with an open transaction: closed unless the transaction was committed.
-        struct CloseOnDrop {
+        struct Writing {
             writer: Writer,
             committed: bool,
         }
 
-        impl CloseOnDrop {
+        impl Writing {
             async fn begin(mut writer: Writer) -> Result<Self, StoreError> {
-                transaction::begin::<$database>(&mut writer.conn, $begin).await.map_err(trouble)?;
+                writer.begin().await?;
                 Ok(Self { writer, committed: false })
             }
 
@@ -435,7 +448,7 @@ macro_rules! records {
             }
         }
 
-        impl std::ops::Deref for CloseOnDrop {
+        impl std::ops::Deref for Writing {
             type Target = Writer;
 
             fn deref(&self) -> &Writer {
@@ -443,13 +456,13 @@ macro_rules! records {
             }
         }
 
-        impl std::ops::DerefMut for CloseOnDrop {
+        impl std::ops::DerefMut for Writing {
             fn deref_mut(&mut self) -> &mut Writer {
                 &mut self.writer
             }
         }
 
-        impl Drop for CloseOnDrop {
+        impl Drop for Writing {
             fn drop(&mut self) {
                 if !self.committed {
                     self.writer.conn.close_on_drop();

@@ -5,9 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres, Row, pool::PoolConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres, Row, pool::PoolConnection, postgres::PgRow};
 
-use super::{PostgresStore, classify, code, is_definite, trouble, unavailable};
+use super::{PostgresStore, begin_pooled, classify, code, is_definite, trouble, unavailable};
 use crate::{
     failpoint::failpoint,
     store::{AbandonError, Claim, Claimed, FaultClass, Fingerprint, FinishError, Session, StoreError, transaction},
@@ -17,6 +17,8 @@ use crate::{
 const ROLLBACK_WAIT: Duration = Duration::from_secs(1);
 /// How long closing a connection, or cancelling what runs on it, may take: the server may be gone.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
+/// How often a worker that always has a next message looks whether the server was set to read only.
+const LOOK: Duration = Duration::from_secs(5);
 /// How long a transaction in which nothing was written may be kept for the next message: its `now()` stands still.
 const KEEP: Duration = Duration::from_millis(50);
 
@@ -28,6 +30,8 @@ pub struct PostgresSession {
     conn: Option<PoolConnection<Postgres>>,
     pid: i32,
     opened: Instant,
+    /// When it was last seen that the server wants writes.
+    looked: Instant,
     /// Whether a statement sees what was committed after its transaction began.
     read_committed: bool,
     open: Option<Open>,
@@ -73,31 +77,92 @@ impl PostgresSession {
             conn: Some(conn),
             pid: 0,
             opened: Instant::now(),
+            looked: Instant::now(),
             read_committed: false,
             open: None,
         };
-        session.prepare().await.map_err(trouble)?;
+        session.prepare().await?;
         Ok(session)
     }
 
     /// Learns what must be known of the connection, and forbids it to write outside of our transactions, which are
     /// declared to write: what a handler writes after it has lost our transaction then fails instead of committing by
     /// itself. Behind a transaction pooler that setting would stay with a server connection that others use.
-    async fn prepare(&mut self) -> sqlx::Result<()> {
-        let forbid = !self.store.settings.transaction_pooler;
-        let conn = self.live()?;
-        let row = sqlx::query("SELECT pg_backend_pid(), current_setting('default_transaction_isolation')")
-            .fetch_one(&mut **conn)
-            .await?;
-        let (pid, isolation): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
-        if forbid {
-            sqlx::raw_sql("SET default_transaction_read_only = on")
-                .execute(&mut **conn)
-                .await?;
+    ///
+    /// One simple query, which a transaction pooler can't tear apart.
+    async fn prepare(&mut self) -> Result<(), StoreError> {
+        let mut sql = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation'), \
+                       current_setting('default_transaction_read_only')"
+            .to_owned();
+        if !self.pooled() {
+            sql.push_str("; SET default_transaction_read_only = on");
         }
+        let asked = async {
+            let row = first(self.live()?, sql).await?;
+            Ok((
+                row.try_get(0)?,
+                row.try_get::<String, _>(1)?,
+                row.try_get::<String, _>(2)?,
+            ))
+        };
+        let (pid, isolation, read_only) = asked.await.map_err(trouble)?;
         self.pid = pid;
         self.read_committed = isolation == "read committed";
+        refuse_read_only(&read_only)
+    }
+
+    /// Looks again whether the server wants writes: our own setting hides from this session that it was set to read only.
+    async fn look(&mut self) -> Result<(), StoreError> {
+        if self.pooled() || self.looked.elapsed() < LOOK {
+            return Ok(());
+        }
+        let sql = "SELECT reset_val FROM pg_settings WHERE name = 'default_transaction_read_only'".to_owned();
+        let asked = async { first(self.live()?, sql).await?.try_get::<String, _>(0) };
+        refuse_read_only(&asked.await.map_err(trouble)?)?;
+        self.looked = Instant::now();
         Ok(())
+    }
+
+    /// Sees to it that there is a connection with an open transaction.
+    async fn ready(&mut self) -> Result<(), StoreError> {
+        if self.conn.is_none() {
+            *self = Self::open(&self.store).await?;
+        }
+        if self.open.is_none() {
+            self.look().await?;
+            self.open_transaction().await?;
+        }
+        Ok(())
+    }
+
+    /// Opens a transaction.
+    async fn open_transaction(&mut self) -> Result<(), StoreError> {
+        let pooled = self.pooled();
+        let opened = async {
+            let conn = self.live()?;
+            if !pooled {
+                return transaction::begin::<Postgres>(conn, "BEGIN READ WRITE").await;
+            }
+            begin_pooled(conn).await?;
+            // Each transaction may be on another connection of the pooler's.
+            let row = first(conn, "SELECT pg_backend_pid()".to_owned()).await?;
+            self.pid = row.try_get(0)?;
+            Ok(())
+        };
+        match opened.await {
+            Ok(()) => {
+                self.open = Some(Open::new());
+                Ok(())
+            }
+            Err(error) => {
+                self.close().await;
+                Err(trouble(error))
+            }
+        }
+    }
+
+    fn pooled(&self) -> bool {
+        self.store.settings.transaction_pooler
     }
 
     fn live(&mut self) -> sqlx::Result<&mut PoolConnection<Postgres>> {
@@ -194,11 +259,11 @@ impl PostgresSession {
         }
         let xid = self.open.as_ref().and_then(|open| open.xid.clone());
         self.rollback().await.map_err(AbandonError::Lost)?;
-        let status: Option<String> = sqlx::query_scalar("SELECT pg_xact_status($1::text::xid8)")
-            .bind(xid)
-            .fetch_one(&mut **self.live().map_err(AbandonError::Lost)?)
-            .await
-            .map_err(AbandonError::Lost)?;
+        let asked = async {
+            let sql = format!("SELECT pg_xact_status('{}'::xid8)", xid.as_deref().unwrap_or("0"));
+            first(self.live()?, sql).await?.try_get::<Option<String>, _>(0)
+        };
+        let status = asked.await.map_err(AbandonError::Lost)?;
         if status.as_deref() == Some("committed") {
             return Err(AbandonError::Broken(ENDED.to_owned()));
         }
@@ -217,28 +282,21 @@ impl Session for PostgresSession {
 
     /// Reading and beginning are what the handler needs; a server that can't be written to refuses to begin.
     async fn probe(&mut self) -> Result<(), StoreError> {
-        let _ = self.begin(None).await?;
+        self.ready().await?;
+        self.first_statement(None).await?;
         self.rollback().await.map_err(trouble)
     }
 
     async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
-        if self.conn.is_none() {
-            *self = Self::open(&self.store).await?;
-        }
-        if self.open.is_none() {
-            let conn = self.live().map_err(unavailable)?;
-            if let Err(error) = transaction::begin::<Postgres>(conn, "BEGIN READ WRITE").await {
-                self.close().await;
-                return Err(trouble(error));
-            }
-            self.open = Some(Open::new());
-        }
+        self.ready().await?;
         failpoint!("after_begin");
         let inserted = self.first_statement(claim).await?;
         if let Some(open) = &mut self.open {
             open.xid = inserted.xid;
         }
-        failpoint!("after_claim");
+        if claim.is_some() {
+            failpoint!("after_claim");
+        }
         Ok(inserted.claimed)
     }
 
@@ -256,10 +314,8 @@ impl Session for PostgresSession {
         }
         failpoint!("before_commit");
         let old = self.is_old();
-        let error = match self
-            .commit(next && !old && !self.store.settings.transaction_pooler)
-            .await
-        {
+        let chain = next && !old && !self.pooled() && self.looked.elapsed() < LOOK;
+        let error = match self.commit(chain).await {
             Ok(()) => {
                 if old {
                     self.close().await;
@@ -316,7 +372,7 @@ impl Session for PostgresSession {
 
     async fn discard(&mut self) -> Result<(), StoreError> {
         let fresh = self.open.as_ref().is_some_and(|open| open.since.elapsed() < KEEP);
-        if fresh && self.read_committed && !self.store.settings.transaction_pooler {
+        if fresh && self.read_committed && !self.pooled() {
             return Ok(());
         }
         if let Err(error) = self.rollback().await {
@@ -329,7 +385,7 @@ impl Session for PostgresSession {
     async fn release(mut self) {
         let clean = async {
             self.rollback().await?;
-            if !self.store.settings.transaction_pooler {
+            if !self.pooled() {
                 sqlx::raw_sql("RESET default_transaction_read_only")
                     .execute(&mut **self.live()?)
                     .await?;
@@ -372,38 +428,27 @@ async fn within<F: Future<Output = ()>>(
 /// Inserts the inbox row, or says whose row is there: one statement for both, in which the second part is asked only if
 /// the first inserted nothing.
 pub(super) async fn insert(conn: &mut PgConnection, claim: &Claim<'_>) -> sqlx::Result<Inserted> {
-    let (xid, kept): (Option<String>, Option<i64>) = sqlx::query_as(
-        "WITH claim AS (INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ($1, $2, $3) \
-         ON CONFLICT (consumer_group, message_id) DO NOTHING RETURNING pg_current_xact_id()::text AS xid) \
-         SELECT (SELECT xid FROM claim), CASE WHEN EXISTS (SELECT FROM claim) THEN NULL ELSE \
-         (SELECT fingerprint FROM inbox_events WHERE consumer_group = $1 AND message_id = $2) END",
-    )
-    .bind(claim.group)
-    .bind(claim.message_id)
-    .bind(claim.fingerprint.to_i64())
-    .fetch_one(&mut *conn)
-    .await?;
-    let kept = match (&xid, kept) {
-        (Some(_), _) => {
-            return Ok(Inserted {
-                claimed: Claimed::Fresh,
-                xid,
-            });
-        }
-        (None, Some(kept)) => kept,
-        // It was committed while the statement waited for it, so the statement doesn't see it yet.
-        (None, None) => {
-            sqlx::query_scalar("SELECT fingerprint FROM inbox_events WHERE consumer_group = $1 AND message_id = $2")
-                .bind(claim.group)
-                .bind(claim.message_id)
-                .fetch_one(conn)
-                .await?
-        }
-    };
-    Ok(Inserted {
-        claimed: Claimed::Duplicate(Fingerprint::from_i64(kept)),
-        xid: None,
-    })
+    loop {
+        let (xid, kept): (Option<String>, Option<i64>) = sqlx::query_as(
+            "WITH claim AS (INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ($1, $2, $3) \
+             ON CONFLICT (consumer_group, message_id) DO NOTHING RETURNING pg_current_xact_id()::text AS xid) \
+             SELECT (SELECT xid FROM claim), CASE WHEN EXISTS (SELECT FROM claim) THEN NULL ELSE \
+             (SELECT fingerprint FROM inbox_events WHERE consumer_group = $1 AND message_id = $2) END",
+        )
+        .bind(claim.group)
+        .bind(claim.message_id)
+        .bind(claim.fingerprint.to_i64())
+        .fetch_one(&mut *conn)
+        .await?;
+        let claimed = match (&xid, kept) {
+            (Some(_), _) => Claimed::Fresh,
+            (None, Some(kept)) => Claimed::Duplicate(Fingerprint::from_i64(kept)),
+            // It was committed while the statement waited for it, so that only the next statement sees it; or it was
+            // deleted since, and makes room for ours.
+            (None, None) => continue,
+        };
+        return Ok(Inserted { claimed, xid });
+    }
 }
 
 /// The transaction's id, for a message that isn't claimed.
@@ -421,10 +466,7 @@ async fn number(conn: &mut PgConnection) -> sqlx::Result<Inserted> {
 async fn cancel(pool: &PgPool, pid: i32) {
     let cancel = async {
         let mut conn = PgConnection::connect_with(&pool.connect_options()).await?;
-        sqlx::query("SELECT pg_cancel_backend($1)")
-            .bind(pid)
-            .execute(&mut conn)
-            .await?;
+        first(&mut conn, format!("SELECT pg_cancel_backend({pid})")).await?;
         conn.close().await
     };
     match tokio::time::timeout(CLOSE_WAIT, cancel).await {
@@ -432,4 +474,19 @@ async fn cancel(pool: &PgPool, pid: i32) {
         Ok(Err(error)) => tracing::debug!(%error, "a statement could not be cancelled"),
         Err(_) => tracing::debug!("a statement could not be cancelled in time"),
     }
+}
+
+/// The first row of a simple query, whose text has nothing in it that isn't ours. Outside of a transaction it is the only
+/// kind that a transaction pooler doesn't spread over several connections.
+async fn first(conn: &mut PgConnection, sql: String) -> sqlx::Result<PgRow> {
+    let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await?;
+    rows.into_iter().next().ok_or(sqlx::Error::RowNotFound)
+}
+
+fn refuse_read_only(setting: &str) -> Result<(), StoreError> {
+    if setting == "on" {
+        let why = "default_transaction_read_only is on for this server, database or role";
+        return Err(StoreError::Unavailable(why.into()));
+    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use sqlx::{PgConnection, PgPool, Postgres, Row};
 
-use super::trouble;
+use super::{begin_pooled, trouble};
 use crate::store::{
     Migrate, MigrateError,
     migrate::{self, Schema},
@@ -16,27 +16,29 @@ const OLDEST_SERVER: i32 = 130_000;
 pub(super) async fn migrate(pool: &PgPool, mode: Migrate) -> Result<(), MigrateError> {
     let mut conn = pool.acquire().await.map_err(failed)?;
     refuse_settings(&mut conn).await?;
-    match mode {
-        Migrate::Off => return Ok(()),
-        Migrate::Check => {}
-        Migrate::Auto => {
-            transaction::begin::<Postgres>(&mut conn, "BEGIN READ WRITE")
-                .await
-                .map_err(failed)?;
-            let made = make(&mut conn).await;
-            match &made {
-                Ok(()) => transaction::commit::<Postgres>(&mut conn).await.map_err(failed)?,
-                Err(_) => transaction::rollback::<Postgres>(&mut conn).await.map_err(failed)?,
-            }
-            made?;
-        }
+    if mode == Migrate::Off {
+        return Ok(());
     }
-    migrate::check(&mut *conn).await
+    // There may be a transaction pooler, and if there is none, it is done once.
+    begin_pooled(&mut conn).await.map_err(failed)?;
+    let ready = make_or_check(&mut conn, mode).await;
+    match &ready {
+        Ok(()) => transaction::commit::<Postgres>(&mut conn).await.map_err(failed)?,
+        Err(_) => transaction::rollback::<Postgres>(&mut conn).await.map_err(failed)?,
+    }
+    ready
+}
+
+async fn make_or_check(conn: &mut PgConnection, mode: Migrate) -> Result<(), MigrateError> {
+    if mode == Migrate::Auto {
+        make(conn).await?;
+    }
+    migrate::check(conn).await
 }
 
 /// What would break the guarantee, or every statement.
 async fn refuse_settings(conn: &mut PgConnection) -> Result<(), MigrateError> {
-    let row = sqlx::query(
+    let row = sqlx::raw_sql(
         "SELECT current_setting('server_version_num')::int, current_setting('synchronous_commit'), current_schema()",
     )
     .fetch_one(conn)
@@ -54,7 +56,7 @@ async fn refuse_settings(conn: &mut PgConnection) -> Result<(), MigrateError> {
     }
     if synchronous == "off" {
         return Err(MigrateError::Shape(
-            "synchronous_commit is off, so a crash of the server forgets commits whose messages were acknowledged; set it \\
+            "synchronous_commit is off, so a crash of the server forgets commits whose messages were acknowledged; set it \
              to on for this database or role"
                 .to_owned(),
         ));

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use sqlx::{
-    PgConnection, PgPool, Postgres, Row,
+    Connection, PgConnection, PgPool, Postgres, Row,
     error::DatabaseError,
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgDatabaseError, PgPoolOptions, PgSeverity},
@@ -38,11 +38,22 @@ impl PostgresStore {
     async fn writer(&self) -> Result<Writer, StoreError> {
         Ok(Writer {
             conn: self.pool.acquire().await.map_err(unavailable)?,
+            pooled: self.settings.transaction_pooler,
         })
     }
 
+    /// A connection to read from. Behind a transaction pooler a statement with arguments needs a transaction, or its parts
+    /// may reach different servers.
+    async fn reader(&self) -> Result<Reader, StoreError> {
+        let mut conn = self.pool.acquire().await.map_err(unavailable)?;
+        if self.settings.transaction_pooler {
+            begin_pooled(&mut conn).await.map_err(trouble)?;
+        }
+        Ok(Reader { conn })
+    }
+
     async fn describe(&self) -> Result<String, StoreError> {
-        let row = sqlx::query(
+        let row = sqlx::raw_sql(
             "SELECT current_setting('server_version'), current_setting('synchronous_commit'), \
              current_setting('default_transaction_isolation'), current_schema()::text",
         )
@@ -68,6 +79,49 @@ impl PostgresStore {
 #[derive(Debug)]
 struct Writer {
     conn: PoolConnection<Postgres>,
+    pooled: bool,
+}
+
+impl Writer {
+    async fn begin(&mut self) -> Result<(), StoreError> {
+        let begun = if self.pooled {
+            begin_pooled(&mut self.conn).await
+        } else {
+            transaction::begin::<Postgres>(&mut self.conn, "BEGIN").await
+        };
+        begun.map_err(trouble)
+    }
+}
+
+/// Opens a transaction on a connection behind a transaction pooler, on whichever connection to the server is free: the
+/// prepared statements of this client's last transaction may not be there, and those of other clients may be.
+async fn begin_pooled(conn: &mut PgConnection) -> sqlx::Result<()> {
+    transaction::begin::<Postgres>(conn, "BEGIN").await?;
+    conn.clear_cached_statements().await?;
+    sqlx::raw_sql("DEALLOCATE ALL").execute(conn).await?;
+    Ok(())
+}
+
+/// A connection of the pool to read from, perhaps with a transaction.
+#[derive(Debug)]
+struct Reader {
+    conn: PoolConnection<Postgres>,
+}
+
+impl Reader {
+    /// Gives it back.
+    async fn done(mut self) -> Result<(), StoreError> {
+        // Nothing happens without a transaction.
+        transaction::commit::<Postgres>(&mut self.conn).await.map_err(trouble)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if transaction::depth::<Postgres>(&self.conn) > 0 {
+            self.conn.close_on_drop();
+        }
+    }
 }
 
 impl Store for PostgresStore {
@@ -180,4 +234,31 @@ fn is_definite(error: &sqlx::Error) -> bool {
         .as_database_error()
         .and_then(|error| error.try_downcast_ref::<PgDatabaseError>())
         .is_some_and(|error| matches!(error.severity(), PgSeverity::Error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f04_errors_are_sorted_by_their_code() {
+        for (class, codes) in [
+            (FaultClass::Again, &["40001", "40P01", "55P03"][..]),
+            (FaultClass::Stale, &["0A000", "26000", "42P05"]),
+            (
+                FaultClass::Unavailable,
+                &[
+                    "25006", "25P03", "57P01", "57P02", "57P03", "57P05", "53300", "53100", "08006", "58030", "28P01",
+                ],
+            ),
+            (
+                FaultClass::Handler,
+                &["23505", "23503", "22012", "25P02", "42601", "57014", "P0001", "", "5"],
+            ),
+        ] {
+            for code in codes {
+                assert_eq!(classify(code), class, "{code}");
+            }
+        }
+    }
 }

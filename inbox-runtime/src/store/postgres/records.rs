@@ -6,7 +6,6 @@ use super::{PostgresStore, Writer, trouble, unavailable};
 
 crate::store::tables::records! {
     PostgresRecords(PostgresStore), Postgres, PgRow,
-    begin: "BEGIN READ WRITE",
     now: "clock_timestamp()",
     later: ["clock_timestamp() + ", " * interval '1 millisecond'"],
     time: ["to_timestamp(", "::float8 / 1000)"],

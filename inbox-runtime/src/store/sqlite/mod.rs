@@ -84,6 +84,26 @@ impl SqliteStore {
     }
 }
 
+impl SqliteStore {
+    async fn reader(&self) -> Result<Reader, StoreError> {
+        let conn = self.pool.acquire().await.map_err(unavailable)?;
+        Ok(Reader { conn })
+    }
+}
+
+/// A connection to read from.
+#[derive(Debug)]
+struct Reader {
+    conn: PoolConnection<Sqlite>,
+}
+
+impl Reader {
+    #[allow(clippy::unused_async, reason = "of the shape that other databases have")]
+    async fn done(self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
 /// The right to write, which ends when its last copy is dropped.
 type Turn = Arc<OwnedMutexGuard<()>>;
 
@@ -92,6 +112,14 @@ type Turn = Arc<OwnedMutexGuard<()>>;
 struct Writer {
     conn: PoolConnection<Sqlite>,
     turn: Turn,
+}
+
+impl Writer {
+    async fn begin(&mut self) -> Result<(), StoreError> {
+        transaction::begin::<Sqlite>(&mut self.conn, "BEGIN IMMEDIATE")
+            .await
+            .map_err(trouble)
+    }
 }
 
 impl Store for SqliteStore {

@@ -6,7 +6,6 @@ use super::{SqliteStore, Writer, trouble, unavailable};
 
 crate::store::tables::records! {
     SqliteRecords(SqliteStore), Sqlite, SqliteRow,
-    begin: "BEGIN IMMEDIATE",
     now: "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
     later: ["CAST(unixepoch('subsec') * 1000 AS INTEGER) + ", ""],
     time: ["", ""],
