@@ -11,6 +11,12 @@ use inbox_runtime::{
 };
 use tempfile::TempDir;
 
+#[cfg(feature = "postgres")]
+mod postgres;
+
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresDatabase, pool};
+
 /// What the test's handlers do on their transaction.
 #[allow(async_fn_in_trait, reason = "the tests name the types")]
 pub trait TestConnection: InboxConnection {

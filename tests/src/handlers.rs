@@ -143,3 +143,5 @@ macro_rules! handlers {
 }
 
 handlers!(sqlite, inbox_runtime::sqlx::SqliteConnection);
+#[cfg(feature = "postgres")]
+handlers!(postgres, inbox_runtime::sqlx::PgConnection);

@@ -12,9 +12,12 @@ mod linked;
 mod probe;
 pub mod process;
 mod script;
+pub mod servers;
 mod world;
 
 pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
+#[cfg(feature = "postgres")]
+pub use database::{PostgresDatabase, pool};
 pub use database::{SqliteFile, TestConnection, TestDatabase};
 pub use flaky::Flaky;
 pub use linked::linked;
@@ -27,6 +30,8 @@ pub use world::{World, eventually, next, nothing_more};
 macro_rules! process_suite {
     ($($(#[$attribute:meta])* $name:ident),+ $(,)?) => {
         $crate::suite!(@pair embedded_sqlite, $crate::EmbeddedFile, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "postgres")]
+        $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
     };
 }
 
@@ -36,6 +41,10 @@ macro_rules! suite {
     ($($(#[$attribute:meta])* $name:ident),+ $(,)?) => {
         $crate::suite!(@pair embedded_sqlite, $crate::EmbeddedFile, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         $crate::suite!(@pair memory_sqlite, $crate::EmbeddedMemory, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "postgres")]
+        $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "postgres")]
+        $crate::suite!(@pair memory_postgres, $crate::EmbeddedMemory, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
     };
     (@pair $pair:ident, $broker:ty, $database:ty, $($(#[$attribute:meta])* $name:ident),+) => {
         mod $pair {

@@ -55,6 +55,13 @@ handlers!(
     "one-sqlite",
     "many-sqlite"
 );
+#[cfg(feature = "postgres")]
+handlers!(
+    postgres,
+    inbox_runtime::sqlx::PgConnection,
+    "one-postgres",
+    "many-postgres"
+);
 
 #[tokio::main]
 async fn main() -> Result<()> {

@@ -1,0 +1,71 @@
+//! Real servers for the tests: child processes on free ports, with data that is thrown away.
+//!
+//! A server of a test process ends with that process, however it ends. `DATABASE_URL` names one that runs already; tests
+//! that stop or cut a server need one of their own, and say so when they are skipped.
+
+mod child;
+#[cfg(feature = "postgres")]
+mod pgbouncer;
+pub mod postgres;
+#[cfg(feature = "postgres")]
+mod proxy;
+
+use std::{
+    io,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+pub use child::{Server, command};
+#[cfg(feature = "postgres")]
+pub use pgbouncer::PgBouncer;
+#[cfg(feature = "postgres")]
+pub use proxy::{Cut, Proxy};
+
+/// Where what is downloaded is kept.
+fn services() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../target/services")
+        .components()
+        .collect()
+}
+
+/// A port that nobody listens on now.
+///
+/// # Panics
+///
+/// When there is none.
+#[must_use]
+pub fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0))
+        .and_then(|listener| listener.local_addr())
+        .expect("a free port")
+        .port()
+}
+
+/// Runs a tool to its end; an error says what to do when it is missing.
+fn run(command: &mut Command, package: &str) -> Result<(), String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    match command.stdin(Stdio::null()).output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(format!(
+            "`{program}` failed ({}): {}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(format!(
+            "`{program}` is missing; install it: apt-get install -y {package}"
+        )),
+        Err(error) => Err(format!("`{program}`: {error}")),
+    }
+}
+
+/// The user that a server runs as where it refuses to be root: nobody.
+const NOBODY: u32 = 65534;
+
+/// Whether this process is root.
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}

