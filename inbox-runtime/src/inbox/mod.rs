@@ -161,9 +161,9 @@ impl Inbox {
             tokio::select! {
                 joined = tasks.join_next() => match joined {
                     None => break,
-                    Some(Ok(())) => {}
+                    Some(Ok(Ok(()))) => {}
                     // One of our own tasks panicked: nothing is hidden, and the others are drained.
-                    Some(Err(error)) => {
+                    Some(Ok(Err(error)) | Err(error)) => {
                         stop.drain.cancel();
                         death = Some(error);
                     }

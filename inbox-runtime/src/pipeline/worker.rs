@@ -6,8 +6,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError},
+    task::{JoinError, JoinSet},
+};
+use tokio_util::sync::CancellationToken;
 
 use super::{Job, Pipeline, in_flight::Hold, replay, text};
 use crate::{
@@ -40,8 +43,8 @@ pub(crate) struct Stop {
 
 /// A pipeline whose store is not of interest.
 pub(crate) trait Runner: Send + Sync {
-    /// Handles messages until it is told to stop.
-    fn run(self: Arc<Self>, source: DynSource, stop: Stop) -> BoxFuture<'static, ()>;
+    /// Handles messages until it is told to stop. The error is a panic of a worker, after which the others are drained.
+    fn run(self: Arc<Self>, source: DynSource, stop: Stop) -> BoxFuture<'static, Result<(), JoinError>>;
 
     /// Handles one message and settles it.
     fn step(&self, job: Job, ack_wait: Duration) -> BoxFuture<'_, Outcome>;
@@ -51,7 +54,7 @@ pub(crate) trait Runner: Send + Sync {
 }
 
 impl<S: Store> Runner for Pipeline<S> {
-    fn run(self: Arc<Self>, source: DynSource, stop: Stop) -> BoxFuture<'static, ()> {
+    fn run(self: Arc<Self>, source: DynSource, stop: Stop) -> BoxFuture<'static, Result<(), JoinError>> {
         Box::pin(run(self, source, stop))
     }
 
@@ -132,34 +135,42 @@ impl Queue {
     }
 }
 
-async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: Stop) {
+async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: Stop) -> Result<(), JoinError> {
     let concurrency = pipeline.meta.concurrency.max(1) as usize;
     // One message in hand for each worker besides the one that it handles, so that there is a next one to go on with.
     let slots = Arc::new(Semaphore::new(concurrency * 2));
     let queue = Arc::new(Queue::new());
 
-    let workers = TaskTracker::new();
+    // They end with this future: where it is dropped nobody would stop them.
+    let mut workers = JoinSet::new();
     for _ in 0..concurrency {
         workers.spawn(work(pipeline.clone(), queue.clone(), stop.clone()));
     }
-    workers.close();
-    let keep_alive = {
-        let (pipeline, ack_wait) = (pipeline.clone(), source.ack_wait());
-        tokio::spawn(async move { pipeline.in_flight.keep_alive(ack_wait).await })
-    };
-
-    stop.drain
-        .run_until_cancelled(async {
+    let keep_alive = pipeline.in_flight.keep_alive(source.ack_wait());
+    let work = async {
+        let feed = stop.drain.run_until_cancelled(async {
             tokio::join!(
                 pull(&pipeline, &mut source, &slots, &queue),
                 replays(&pipeline, &slots, &queue)
             )
-        })
-        .await;
-    let _ = tokio::time::timeout(RELEASE_WAIT, source.close()).await;
-    queue.close();
-    workers.wait().await;
-    keep_alive.abort();
+        });
+        let mut result = tokio::select! {
+            _ = feed => Ok(()),
+            // Before the queue is closed a worker ends by a panic only.
+            Some(ended) = workers.join_next() => ended,
+        };
+        stop.drain.cancel();
+        let _ = tokio::time::timeout(RELEASE_WAIT, source.close()).await;
+        queue.close();
+        while let Some(ended) = workers.join_next().await {
+            result = result.and(ended);
+        }
+        result
+    };
+    tokio::select! {
+        result = work => result,
+        () = keep_alive => unreachable!("keep_alive never returns"),
+    }
 }
 
 /// Pulls as many messages as there are slots, for ever.
