@@ -2,7 +2,7 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use inbox_runtime::{DeadLetterQuery, DeadLetterStatus, Message, Outcome, Reason};
@@ -23,6 +23,7 @@ suite!(
     f37_a_replay_runs_the_handler,
     f37_a_message_that_is_sent_again_runs_the_handler,
     a_replay_is_taken_up_by_a_running_inbox,
+    a_replay_is_taken_up_at_once_when_nothing_else_is_there,
     a_long_replay_keeps_no_lease_from_being_prolonged,
     a_replay_has_all_its_attempts_and_leaves_one_letter,
     a_replay_of_a_handled_message_is_a_duplicate,
@@ -305,6 +306,21 @@ async fn a_replay_is_taken_up_by_a_running_inbox<B: TestBroker, D: TestDatabase>
     handle.stop();
     let report = handle.join().await.expect("stopped");
     assert_eq!(report.processed, 2, "{report}");
+}
+
+/// Not when the pull that waits for messages meanwhile has waited its five seconds.
+async fn a_replay_is_taken_up_at_once_when_nothing_else_is_there<B: TestBroker, D: TestDatabase>() {
+    let (world, id) = dead::<B, D>().await;
+    world.probe.script(|_| Step::Ok);
+    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let asked = Instant::now();
+    assert!(world.dead_letters().replay(id).await.expect("written"));
+    eventually("the letter is gone", async || world.letters("billing").await.is_empty()).await;
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    world.assert_done("billing", "m1").await;
+    inbox.stop();
+    inbox.join().await.expect("stopped");
 }
 
 /// The lease of a dead letter is in the database, which its handler may have for itself.

@@ -149,10 +149,7 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
     let keep_alive = pipeline.in_flight.keep_alive(source.ack_wait());
     let work = async {
         let feed = stop.drain.run_until_cancelled(async {
-            tokio::join!(
-                pull(&pipeline, &mut source, &slots, &queue),
-                replays(&pipeline, &slots, &queue)
-            )
+            tokio::join!(pull(&pipeline, &mut source, &slots, &queue), replays(&pipeline, &queue))
         });
         let mut result = tokio::select! {
             _ = feed => Ok(()),
@@ -216,22 +213,24 @@ async fn pull<S: Store>(pipeline: &Pipeline<S>, source: &mut DynSource, slots: &
 }
 
 /// Looks for dead letters that are to be replayed, for ever.
-async fn replays<S: Store>(pipeline: &Pipeline<S>, slots: &Arc<Semaphore>, queue: &Queue) {
+async fn replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queue) {
+    // A slot of its own: the pull has all the others while it waits for messages. One is taken when there is room for
+    // it, so that no lease runs out before anybody holds it.
+    let slots = Arc::new(Semaphore::new(1));
     loop {
+        let Ok(slot) = slots.clone().acquire_owned().await else {
+            return;
+        };
         let requested = replay::REQUESTED.notified();
         pipeline.trouble.passed().await;
         match pipeline.take_replays(1).await {
-            Ok(jobs) if !jobs.is_empty() => {
-                for job in jobs {
-                    let Ok(slot) = slots.clone().acquire_owned().await else {
-                        return;
-                    };
+            Ok(mut jobs) => {
+                if let Some(job) = jobs.pop() {
                     let hold = pipeline.in_flight.hold(job.lease.clone());
                     queue.push(Queued { job, hold, _slot: slot });
+                    continue;
                 }
-                continue;
             }
-            Ok(_) => {}
             Err(error) => tracing::debug!(error = %text(&error), "no dead letters can be replayed now"),
         }
         let _ = tokio::time::timeout(REPLAY_INTERVAL, requested).await;
