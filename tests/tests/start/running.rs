@@ -8,6 +8,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 suite!(
     process_one_handles_one_message_and_waits_for_it,
+    process_one_can_wait_for_ever,
     process_one_says_that_the_broker_fails,
     run_until_idle_reports_what_it_did_and_leaves_what_waits,
     no_handler_starves_another,
@@ -40,6 +41,18 @@ async fn process_one_handles_one_message_and_waits_for_it<B: TestBroker, D: Test
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     assert_eq!(inbox.report().processed, 2);
     assert!(world.settled("billing").await);
+}
+
+async fn process_one_can_wait_for_ever<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    let mut inbox = world.inbox(&["billing"]).await;
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        world.publish("m1").await;
+    };
+    let (outcome, ()) = tokio::join!(inbox.process_one(Duration::MAX), late);
+    assert_eq!(outcome.expect("the broker"), Some(Outcome::Processed));
+    world.assert_done("billing", "m1").await;
 }
 
 async fn process_one_says_that_the_broker_fails<B: TestBroker, D: TestDatabase>() {
