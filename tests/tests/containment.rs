@@ -9,6 +9,7 @@ suite!(
     f75_a_panic_is_a_failed_attempt,
     f75_a_panic_in_deserialize_is_a_failed_attempt,
     f75_a_panic_in_deserialize_at_most_once,
+    f75_a_duplicate_whose_deserialize_panics_is_a_duplicate,
     f75_a_panic_in_the_drop_of_an_argument,
     f75_panics_leave_a_spawned_worker_alive,
     f02_a_delivery_dropped_anywhere_leaves_nothing_open,
@@ -105,6 +106,18 @@ async fn f75_a_panic_in_deserialize_at_most_once<B: TestBroker, D: TestDatabase>
         "an argument panicked: in Deserialize"
     );
     assert!(world.settled("fragile-once").await);
+}
+
+/// A version of the program that can't read it came after the one that has handled it.
+async fn f75_a_duplicate_whose_deserialize_panics_is_a_duplicate<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    publish_order(&world, "unreadable").await;
+    let mut inbox = world.inbox(&["fragile"]).await;
+    let sql = "INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ('fragile', 'm1', 0)";
+    world.database.exec(sql).await;
+    assert_eq!(next(&mut inbox).await, Outcome::Duplicate);
+    assert_eq!(world.attempts("fragile").await, 0);
+    assert!(world.settled("fragile").await);
 }
 
 async fn f75_a_panic_in_the_drop_of_an_argument<B: TestBroker, D: TestDatabase>() {

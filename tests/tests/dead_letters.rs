@@ -1,9 +1,13 @@
 //! Dead letters: what is in them, when they are written, and what reading, discarding and replaying them does.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
 
 use inbox_runtime::{DeadLetterQuery, DeadLetterStatus, Message, Outcome, Reason};
 use inbox_tests::{Step, TestBroker, TestDatabase, World, eventually, next, suite};
+use tokio::sync::Semaphore;
 
 suite!(
     everything_is_in_it,
@@ -19,6 +23,8 @@ suite!(
     f37_a_replay_runs_the_handler,
     f37_a_message_that_is_sent_again_runs_the_handler,
     a_replay_is_taken_up_by_a_running_inbox,
+    a_replay_is_taken_up_at_once_when_nothing_else_is_there,
+    a_long_replay_keeps_no_lease_from_being_prolonged,
     a_replay_has_all_its_attempts_and_leaves_one_letter,
     a_replay_of_a_handled_message_is_a_duplicate,
     a_replay_that_is_asked_for_twice_runs_once,
@@ -300,6 +306,61 @@ async fn a_replay_is_taken_up_by_a_running_inbox<B: TestBroker, D: TestDatabase>
     handle.stop();
     let report = handle.join().await.expect("stopped");
     assert_eq!(report.processed, 2, "{report}");
+}
+
+/// Not when the pull that waits for messages meanwhile has waited its five seconds.
+async fn a_replay_is_taken_up_at_once_when_nothing_else_is_there<B: TestBroker, D: TestDatabase>() {
+    let (world, id) = dead::<B, D>().await;
+    world.probe.script(|_| Step::Ok);
+    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let asked = Instant::now();
+    assert!(world.dead_letters().replay(id).await.expect("written"));
+    eventually("the letter is gone", async || world.letters("billing").await.is_empty()).await;
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    world.assert_done("billing", "m1").await;
+    inbox.stop();
+    inbox.join().await.expect("stopped");
+}
+
+/// The lease of a dead letter is in the database, which its handler may have for itself.
+async fn a_long_replay_keeps_no_lease_from_being_prolonged<B: TestBroker, D: TestDatabase>() {
+    let (world, id) = dead::<B, D>().await;
+    let gate = Arc::new(Semaphore::new(0));
+    let wait = gate.clone();
+    world.probe.script(move |call| match call.id.as_str() {
+        "m1" => Step::Gate(wait.clone()),
+        _ => Step::Ok,
+    });
+    let start = async || {
+        let builder = world.builder(&["billing"]).ack_wait(Duration::from_secs(1));
+        builder.spawn().await.expect("an inbox")
+    };
+    let inbox = start().await;
+    assert!(world.dead_letters().replay(id).await.expect("written"));
+    eventually("m1 is being handled", async || world.probe.runs("billing", "m1") == 2).await;
+    world.publish("m2").await;
+    eventually("m2 waits for its turn", async || {
+        let settled = world.broker.settled("billing", "order.created").await;
+        settled.is_some_and(|settled| settled.unacked == 1)
+    })
+    .await;
+    // This one would be given m2 if its lease ran out.
+    let other = start().await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    gate.add_permits(1);
+    eventually("everything is settled", async || {
+        world.settled("billing").await && world.letters("billing").await.is_empty()
+    })
+    .await;
+    for (inbox, processed) in [(inbox, 2), (other, 0)] {
+        inbox.stop();
+        let report = inbox.join().await.expect("stopped");
+        assert_eq!((report.processed, report.duplicate), (processed, 0), "{report}");
+    }
+    let calls = world.probe.calls();
+    let last = calls.last().expect("a call");
+    assert_eq!((last.id.as_str(), last.delivery_count), ("m2", Some(1)), "it came once");
 }
 
 async fn a_replay_has_all_its_attempts_and_leaves_one_letter<B: TestBroker, D: TestDatabase>() {

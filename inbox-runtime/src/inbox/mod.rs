@@ -82,12 +82,15 @@ impl Inbox {
     ///
     /// A message that is being handled when this is dropped is rolled back and comes again when its lease runs out.
     pub async fn process_one(&mut self, timeout: Duration) -> Result<Option<Outcome>, Error> {
-        let deadline = Instant::now() + timeout;
+        // Later than the clock can tell is never.
+        let deadline = Instant::now().checked_add(timeout);
         loop {
             if let Some(outcome) = self.process_ready(Duration::ZERO).await? {
                 return Ok(Some(outcome));
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(Duration::MAX, |deadline| {
+                deadline.saturating_duration_since(Instant::now())
+            });
             if left.is_zero() {
                 return Ok(None);
             }
@@ -161,9 +164,9 @@ impl Inbox {
             tokio::select! {
                 joined = tasks.join_next() => match joined {
                     None => break,
-                    Some(Ok(())) => {}
+                    Some(Ok(Ok(()))) => {}
                     // One of our own tasks panicked: nothing is hidden, and the others are drained.
-                    Some(Err(error)) => {
+                    Some(Ok(Err(error)) | Err(error)) => {
                         stop.drain.cancel();
                         death = Some(error);
                     }

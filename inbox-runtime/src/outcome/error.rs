@@ -157,10 +157,11 @@ impl DatabaseFault {
             sqlx::Error::Database(error) => Some(Self::Code(error.code().map(String::from))),
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
-            | sqlx::Error::Protocol(_)
             | sqlx::Error::PoolTimedOut
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed => Some(Self::Connection),
+            // `Protocol` too: a statement that the driver refuses (too many arguments, for one) is refused each time. Where
+            // it is the connection that has gone wrong, the rollback tells.
             _ => None,
         }
     }

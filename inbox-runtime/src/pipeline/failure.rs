@@ -158,6 +158,15 @@ impl<S: Store> Case<'_, S> {
         self.bury(Reason::Rejected, text(rejection), None).await
     }
 
+    /// An extractor panicked, which a redelivery may not do: another version of the program may get it.
+    pub(super) async fn undecodable(&mut self, panic: HandlerError) -> Done {
+        match self.handled_before().await {
+            Ok(Some(kept)) => self.duplicate(kept).await,
+            Ok(None) => self.conclude(Attempt::Failed(panic)).await,
+            Err(done) => done,
+        }
+    }
+
     /// The attempts were used up before; the process may have died in each of them.
     pub(super) async fn exhausted(&mut self, attempts: u32, error: Option<String>) -> Done {
         match self.handled_before().await {

@@ -9,7 +9,8 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use futures_util::future::join_all;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::text;
 use crate::broker::DynLease;
@@ -46,16 +47,15 @@ impl InFlight {
 
     /// Reports progress on every lease that is held, three times within each `ack_wait`. Never returns.
     pub(crate) async fn keep_alive(&self, ack_wait: Duration) {
-        let mut ticks = tokio::time::interval((ack_wait / 3).max(Duration::from_millis(10)));
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let period = (ack_wait / 3).max(Duration::from_millis(10));
+        let mut ticks = interval(period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
         loop {
             ticks.tick().await;
-            for lease in self.alive() {
-                if let Err(error) = lease.progress().await {
-                    tracing::debug!(error = %text(&error), "progress on a delivery could not be reported");
-                }
-            }
+            // One that hangs must not keep the others from their turn: that of a dead letter waits for the database, which
+            // on SQLite its own handler may have for minutes.
+            let _ = timeout(period, join_all(self.alive().into_iter().map(renew))).await;
         }
     }
 
@@ -70,6 +70,12 @@ impl InFlight {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Held>> {
         self.0.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn renew(lease: DynLease) {
+    if let Err(error) = lease.progress().await {
+        tracing::debug!(error = %text(&error), "progress on a delivery could not be reported");
     }
 }
 

@@ -281,7 +281,7 @@ impl<S: Store> Case<'_, S> {
                 Err(panic) if self.meta().ack == AckStrategy::AtMostOnce => {
                     return self.reject(&Rejection::new(panic.report())).await;
                 }
-                Err(panic) => return self.conclude(Attempt::Failed(panic)).await,
+                Err(panic) => return self.undecodable(panic).await,
             };
             if round == 1 {
                 failpoint!("after_decode");

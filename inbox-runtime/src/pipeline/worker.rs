@@ -6,8 +6,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError},
+    task::{JoinError, JoinSet},
+};
+use tokio_util::sync::CancellationToken;
 
 use super::{Job, Pipeline, in_flight::Hold, replay, text};
 use crate::{
@@ -40,8 +43,8 @@ pub(crate) struct Stop {
 
 /// A pipeline whose store is not of interest.
 pub(crate) trait Runner: Send + Sync {
-    /// Handles messages until it is told to stop.
-    fn run(self: Arc<Self>, source: DynSource, stop: Stop) -> BoxFuture<'static, ()>;
+    /// Handles messages until it is told to stop. The error is a panic of a worker, after which the others are drained.
+    fn run(self: Arc<Self>, source: DynSource, stop: Stop) -> BoxFuture<'static, Result<(), JoinError>>;
 
     /// Handles one message and settles it.
     fn step(&self, job: Job, ack_wait: Duration) -> BoxFuture<'_, Outcome>;
@@ -51,7 +54,7 @@ pub(crate) trait Runner: Send + Sync {
 }
 
 impl<S: Store> Runner for Pipeline<S> {
-    fn run(self: Arc<Self>, source: DynSource, stop: Stop) -> BoxFuture<'static, ()> {
+    fn run(self: Arc<Self>, source: DynSource, stop: Stop) -> BoxFuture<'static, Result<(), JoinError>> {
         Box::pin(run(self, source, stop))
     }
 
@@ -132,34 +135,39 @@ impl Queue {
     }
 }
 
-async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: Stop) {
+async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: Stop) -> Result<(), JoinError> {
     let concurrency = pipeline.meta.concurrency.max(1) as usize;
     // One message in hand for each worker besides the one that it handles, so that there is a next one to go on with.
     let slots = Arc::new(Semaphore::new(concurrency * 2));
     let queue = Arc::new(Queue::new());
 
-    let workers = TaskTracker::new();
+    // They end with this future: where it is dropped nobody would stop them.
+    let mut workers = JoinSet::new();
     for _ in 0..concurrency {
         workers.spawn(work(pipeline.clone(), queue.clone(), stop.clone()));
     }
-    workers.close();
-    let keep_alive = {
-        let (pipeline, ack_wait) = (pipeline.clone(), source.ack_wait());
-        tokio::spawn(async move { pipeline.in_flight.keep_alive(ack_wait).await })
+    let keep_alive = pipeline.in_flight.keep_alive(source.ack_wait());
+    let work = async {
+        let feed = stop.drain.run_until_cancelled(async {
+            tokio::join!(pull(&pipeline, &mut source, &slots, &queue), replays(&pipeline, &queue))
+        });
+        let mut result = tokio::select! {
+            _ = feed => Ok(()),
+            // Before the queue is closed a worker ends by a panic only.
+            Some(ended) = workers.join_next() => ended,
+        };
+        stop.drain.cancel();
+        let _ = tokio::time::timeout(RELEASE_WAIT, source.close()).await;
+        queue.close();
+        while let Some(ended) = workers.join_next().await {
+            result = result.and(ended);
+        }
+        result
     };
-
-    stop.drain
-        .run_until_cancelled(async {
-            tokio::join!(
-                pull(&pipeline, &mut source, &slots, &queue),
-                replays(&pipeline, &slots, &queue)
-            )
-        })
-        .await;
-    let _ = tokio::time::timeout(RELEASE_WAIT, source.close()).await;
-    queue.close();
-    workers.wait().await;
-    keep_alive.abort();
+    tokio::select! {
+        result = work => result,
+        () = keep_alive => unreachable!("keep_alive never returns"),
+    }
 }
 
 /// Pulls as many messages as there are slots, for ever.
@@ -205,22 +213,24 @@ async fn pull<S: Store>(pipeline: &Pipeline<S>, source: &mut DynSource, slots: &
 }
 
 /// Looks for dead letters that are to be replayed, for ever.
-async fn replays<S: Store>(pipeline: &Pipeline<S>, slots: &Arc<Semaphore>, queue: &Queue) {
+async fn replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queue) {
+    // A slot of its own: the pull has all the others while it waits for messages. One is taken when there is room for
+    // it, so that no lease runs out before anybody holds it.
+    let slots = Arc::new(Semaphore::new(1));
     loop {
+        let Ok(slot) = slots.clone().acquire_owned().await else {
+            return;
+        };
         let requested = replay::REQUESTED.notified();
         pipeline.trouble.passed().await;
         match pipeline.take_replays(1).await {
-            Ok(jobs) if !jobs.is_empty() => {
-                for job in jobs {
-                    let Ok(slot) = slots.clone().acquire_owned().await else {
-                        return;
-                    };
+            Ok(mut jobs) => {
+                if let Some(job) = jobs.pop() {
                     let hold = pipeline.in_flight.hold(job.lease.clone());
                     queue.push(Queued { job, hold, _slot: slot });
+                    continue;
                 }
-                continue;
             }
-            Ok(_) => {}
             Err(error) => tracing::debug!(error = %text(&error), "no dead letters can be replayed now"),
         }
         let _ = tokio::time::timeout(REPLAY_INTERVAL, requested).await;

@@ -9,6 +9,7 @@ suite!(
     a_database_fault_is_found_beneath_every_wrapper,
     a_lost_connection_is_found_beneath_every_wrapper_that_keeps_it,
     a_transparent_wrapper_hides_a_lost_connection,
+    a_statement_that_the_driver_refuses_is_the_handlers_own_failure,
     a_constraint_is_the_handlers_own_failure,
     the_whole_chain_is_in_the_dead_letter,
     permanent_goes_to_the_dead_letters_at_once,
@@ -123,6 +124,21 @@ async fn a_transparent_wrapper_hides_a_lost_connection<B: TestBroker, D: TestDat
         assert_eq!(next(&mut inbox).await, Outcome::Failed, "{name}");
         assert_eq!(world.attempts("billing").await, 1, "{name}");
     }
+}
+
+/// As with too many arguments: sqlx never sent it, the connection lives, and it will be refused each time.
+async fn a_statement_that_the_driver_refuses_is_the_handlers_own_failure<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    world.publish("m1").await;
+    let refused = || sqlx::Error::Protocol("too many arguments for query".to_owned());
+    world.probe.script(move |_| Step::raise(refused()));
+    let mut inbox = world.inbox(&["billing"]).await;
+    for outcome in [Outcome::Failed, Outcome::Failed, Outcome::DeadLettered] {
+        assert_eq!(next(&mut inbox).await, outcome);
+    }
+    world.assert_untouched("billing", "m1").await;
+    assert!(world.letter("billing").await.error.contains("too many arguments"));
+    assert!(world.settled("billing").await);
 }
 
 async fn a_constraint_is_the_handlers_own_failure<B: TestBroker, D: TestDatabase>() {

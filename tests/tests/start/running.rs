@@ -8,12 +8,15 @@ use tokio::sync::{Semaphore, oneshot};
 
 suite!(
     process_one_handles_one_message_and_waits_for_it,
+    process_one_can_wait_for_ever,
     process_one_says_that_the_broker_fails,
     run_until_idle_reports_what_it_did_and_leaves_what_waits,
     no_handler_starves_another,
     spawn_can_be_watched_and_stopped,
     everything_can_be_spawned,
     run_ends_with_the_shutdown_future,
+    a_dropped_run_stops_its_handlers,
+    a_worker_that_panics_is_not_hidden,
     trouble_of_the_database_is_no_attempt_and_shows_in_the_health,
     what_has_not_begun_is_given_back_at_once,
     select_narrows_what_the_groups_leave,
@@ -38,6 +41,18 @@ async fn process_one_handles_one_message_and_waits_for_it<B: TestBroker, D: Test
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     assert_eq!(inbox.report().processed, 2);
     assert!(world.settled("billing").await);
+}
+
+async fn process_one_can_wait_for_ever<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    let mut inbox = world.inbox(&["billing"]).await;
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        world.publish("m1").await;
+    };
+    let (outcome, ()) = tokio::join!(inbox.process_one(Duration::MAX), late);
+    assert_eq!(outcome.expect("the broker"), Some(Outcome::Processed));
+    world.assert_done("billing", "m1").await;
 }
 
 async fn process_one_says_that_the_broker_fails<B: TestBroker, D: TestDatabase>() {
@@ -173,6 +188,42 @@ async fn run_ends_with_the_shutdown_future<B: TestBroker, D: TestDatabase>() {
     let report = report.expect("stopped");
     assert_eq!((report.processed, report.acked), (1, 1), "{report}");
     world.assert_done("billing", "m1").await;
+}
+
+async fn a_dropped_run_stops_its_handlers<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    let gate = Arc::new(Semaphore::new(0));
+    let wait = gate.clone();
+    world.probe.script(move |_| Step::Gate(wait.clone()));
+    world.publish("m1").await;
+    let running = tokio::spawn(world.inbox(&["billing"]).await.run());
+    eventually("m1 is being handled", async || Arc::strong_count(&gate) == 3).await;
+    running.abort();
+    eventually("its handler is gone", async || Arc::strong_count(&gate) == 2).await;
+    gate.add_permits(1);
+    world.assert_untouched("billing", "m1").await;
+
+    world.lease_runs_out().await;
+    let report = world
+        .inbox(&["billing"])
+        .await
+        .run_until_idle()
+        .await
+        .expect("the broker");
+    assert_eq!((report.processed, report.duplicate), (1, 0), "{report}");
+    world.assert_done("billing", "m1").await;
+    assert!(world.settled("billing").await);
+}
+
+/// The broker is somebody else's code too, and nothing contains its panics.
+async fn a_worker_that_panics_is_not_hidden<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    world.flaky.watch_acks(|| async { panic!("in the acknowledgement") });
+    world.publish("m1").await;
+    let running = world.builder(&["billing", "shipping"]).run();
+    let ended = tokio::time::timeout(Duration::from_secs(30), running).await;
+    let ended = ended.expect("it doesn't go on without its worker");
+    assert!(matches!(ended, Err(Error::Task(_))), "{ended:?}");
 }
 
 async fn what_has_not_begun_is_given_back_at_once<B: TestBroker, D: TestDatabase>() {
