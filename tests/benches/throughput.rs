@@ -23,6 +23,8 @@ use inbox_runtime::{
     sqlx::{self, Executor, PgConnection, PgPool, postgres::PgPoolOptions},
 };
 
+use inbox_tests::servers::Proxy;
+
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(serde::Deserialize)]
@@ -259,6 +261,32 @@ async fn round(
     Ok(())
 }
 
+/// How often a message waits for the server, told by a proxy that counts the server's "ready for query".
+async fn round_trips(url: &str, time: Duration) -> Result<(f64, f64, f64), Error> {
+    let port = url
+        .rsplit(':')
+        .next()
+        .and_then(|rest| rest.split('/').next()?.parse().ok());
+    let proxy = Proxy::before(port.ok_or("DATABASE_URL has no port")?).await;
+    let pool = PgPoolOptions::new().max_connections(2).connect(&proxy.url(url)).await?;
+    pool.execute("TRUNCATE inbox_events, invoices").await?;
+    let mut counts = Vec::new();
+    for (group, feed, outcome) in [
+        ("once-1", Feed::new(0, u64::MAX), Outcome::Processed),
+        ("once-1", Feed::new(0, 100), Outcome::Duplicate),
+        ("plain-1", Feed::new(0, u64::MAX), Outcome::Processed),
+    ] {
+        let before = proxy.round_trips();
+        let start = Instant::now();
+        let rate = ours(&pool, group, feed, time, outcome).await?;
+        let messages = rate * start.elapsed().as_secs_f64();
+        #[expect(clippy::cast_precision_loss, reason = "counts of round trips are small")]
+        counts.push((proxy.round_trips() - before) as f64 / messages);
+    }
+    pool.close().await;
+    Ok((counts[0], counts[1], counts[2]))
+}
+
 #[tokio::main(worker_threads = 2)]
 async fn main() -> Result<(), Error> {
     let Ok(url) = std::env::var("DATABASE_URL") else {
@@ -306,6 +334,11 @@ async fn main() -> Result<(), Error> {
             plain / simple
         ));
     }
+    let (fresh, duplicate, plain) = round_trips(&url, time).await?;
+    println!(
+        "round trips a message, start and end of the session included: exactly_once {fresh:.2}, duplicates \
+         {duplicate:.2}, at_least_once {plain:.2}"
+    );
     println!("{}", ratios.join("\n"));
     Ok(())
 }
