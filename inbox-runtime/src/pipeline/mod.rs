@@ -338,7 +338,7 @@ impl<S: Store> Case<'_, S> {
         if self.meta().ack != AckStrategy::AtMostOnce {
             return Ok(());
         }
-        match self.probed().await {
+        match self.probed(session.take()).await {
             Ok(live) => *session = Some(live),
             Err(error @ StoreError::Locked(_)) => return Err(self.locked(&text(&error)).await),
             Err(error) => return Err(self.deferred(&text(&error)).await),
@@ -364,9 +364,12 @@ impl<S: Store> Case<'_, S> {
         Ok(())
     }
 
-    /// A session that could begin a transaction now.
-    async fn probed(&self) -> Result<S::Session, StoreError> {
-        let mut live = self.pipeline.store.session().await?;
+    /// A session that could begin a transaction now: the worker's own if it has one, and no second connection beside it.
+    async fn probed(&self, session: Option<S::Session>) -> Result<S::Session, StoreError> {
+        let mut live = match session {
+            Some(live) => live,
+            None => self.pipeline.store.session().await?,
+        };
         live.probe().await?;
         Ok(live)
     }
