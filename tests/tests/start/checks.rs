@@ -52,6 +52,13 @@ async fn an_error_that_main_returns_can_be_read() {
     );
 }
 
+#[tokio::test]
+async fn an_ack_wait_of_zero_is_refused() {
+    let world = Here::new().await;
+    let problem = problem(builder(&world, &["apart"]).ack_wait(std::time::Duration::ZERO)).await;
+    assert!(problem.contains(".ack_wait("), "{problem}");
+}
+
 /// The one problem that there is.
 async fn problem(builder: InboxBuilder) -> String {
     let errors = errors(builder).await;
