@@ -1,5 +1,7 @@
 //! The checks before anything is consumed. Each finds every problem of its kind.
 
+use std::time::Duration;
+
 use crate::{
     broker::subject,
     error::StartErrors,
@@ -73,6 +75,13 @@ pub(crate) fn one(entry: &dyn Entry, transactional: bool, states: &States, probl
     }
     found.extend(entry.missing(states));
     problems.extend(found.into_iter().map(|problem| format!("{}: {problem}", handler(meta))));
+}
+
+/// Checks that a lease lasts: without any time, each message would be delivered again and again while it is handled.
+pub(crate) fn ack_wait(ack_wait: Option<Duration>, problems: &mut Vec<String>) {
+    if ack_wait.is_some_and(|wait| wait.is_zero()) {
+        problems.push("`.ack_wait(…)` is zero; give the broker time for a sign of life, as in 30 s".to_owned());
+    }
 }
 
 /// Checks that a pool has a connection for every worker, and one more for attempts and dead letters.

@@ -4,11 +4,14 @@ use std::fmt;
 
 use crate::{
     broker::BrokerError,
+    pipeline::text,
     store::{ConnectError, MigrateError, StoreError},
 };
 
 /// Why an inbox could not start, or stopped.
-#[derive(Debug, thiserror::Error)]
+///
+/// Its `Debug` text, which is what a `main` that returns it prints, is for readers too: the error with everything beneath it.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Something is wrong with what was registered or configured. Nothing was consumed.
@@ -47,6 +50,12 @@ pub enum Error {
     /// A task of the runtime came to an end that it must not come to.
     #[error("a task of the inbox died: {0}")]
     Task(#[from] tokio::task::JoinError),
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&text(self))
+    }
 }
 
 /// Everything that keeps a program from starting, all at once.

@@ -136,6 +136,7 @@ fn plan(builder: &mut InboxBuilder, config: &Config, mut problems: Vec<String>) 
     let selected: Vec<_> = entries.iter().map(|entry| entry.meta()).collect();
 
     check::found(all.len(), selected.len(), &mut problems);
+    check::ack_wait(builder.ack_wait, &mut problems);
     check::expected(&builder.expected, &selected, &mut problems);
     check::overlaps(&selected, &mut problems);
     for entry in &entries {

@@ -8,8 +8,8 @@
 //!        dead letter               ▼      rollback; nothing was acknowledged, so the message comes again
 //! ```
 //!
-//! [`process`](Pipeline::process) walks this path once and says how the message is to be settled; `failure` decides about
-//! everything that goes wrong on it; `worker` runs it for many messages at a time.
+//! [`process`](Pipeline::process) walks this path once and says how the message is to be settled; `attempt` is the part of it
+//! that is one transaction; `failure` decides about everything that goes wrong; `worker` runs it for many messages at a time.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -20,7 +20,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -31,15 +30,13 @@ use crate::{
     extract::{DeliveryContext, Meta, Rejection, States},
     failpoint::failpoint,
     identity,
-    outcome::{Handled, HandlerError, Outcome},
+    outcome::{HandlerError, Outcome},
     registry::{AckStrategy, Decode, HandlerMeta},
-    store::{
-        AbandonError, AttemptKey, Attempts, Claim, Claimed, DatabaseFaultRef, FaultClass, Fingerprint, FinishError,
-        Records, Session, Store, StoreError,
-    },
+    store::{AttemptKey, Attempts, Records, Session, Store, StoreError},
     tally::Tally,
 };
 
+mod attempt;
 mod failure;
 mod in_flight;
 mod owed;
@@ -47,6 +44,7 @@ pub(crate) mod replay;
 mod trouble;
 pub(crate) mod worker;
 
+use attempt::Attempt;
 pub(crate) use in_flight::InFlight;
 pub(crate) use owed::Owed;
 pub(crate) use trouble::Trouble;
@@ -119,31 +117,6 @@ enum Settle {
     Acked,
     /// Give it back, to come again after this time.
     Back(Duration),
-}
-
-/// How one transaction ended.
-enum Attempt {
-    Committed(Handled),
-    Duplicate(Fingerprint),
-    Failed(HandlerError),
-    /// The handler ended the transaction itself.
-    Broken(String),
-    Locked(String),
-    /// The database asks for a fresh transaction.
-    Again(String),
-    /// The same, but when fresh ones don't help it is the handler's failure.
-    Stale(HandlerError),
-    Unavailable(String),
-}
-
-impl From<StoreError> for Attempt {
-    fn from(error: StoreError) -> Self {
-        match &error {
-            StoreError::Locked(_) => Self::Locked(text(&error)),
-            StoreError::Again(_) => Self::Again(text(&error)),
-            StoreError::Unavailable(_) => Self::Unavailable(text(&error)),
-        }
-    }
 }
 
 impl<S: Store> Pipeline<S> {
@@ -338,7 +311,7 @@ impl<S: Store> Case<'_, S> {
         if self.meta().ack != AckStrategy::AtMostOnce {
             return Ok(());
         }
-        match self.probed().await {
+        match self.probed(session.take()).await {
             Ok(live) => *session = Some(live),
             Err(error @ StoreError::Locked(_)) => return Err(self.locked(&text(&error)).await),
             Err(error) => return Err(self.deferred(&text(&error)).await),
@@ -364,128 +337,14 @@ impl<S: Store> Case<'_, S> {
         Ok(())
     }
 
-    /// A session that could begin a transaction now.
-    async fn probed(&self) -> Result<S::Session, StoreError> {
-        let mut live = self.pipeline.store.session().await?;
+    /// A session that could begin a transaction now: the worker's own if it has one, and no second connection beside it.
+    async fn probed(&self, session: Option<S::Session>) -> Result<S::Session, StoreError> {
+        let mut live = match session {
+            Some(live) => live,
+            None => self.pipeline.store.session().await?,
+        };
         live.probe().await?;
         Ok(live)
-    }
-
-    /// One transaction: begin, claim, handle, seal, commit.
-    async fn attempt(&self, session: &mut Option<S::Session>, bound: Bound<S>, next: Next<'_>) -> Attempt {
-        let mut live = match session.take() {
-            Some(live) => live,
-            None => match self.pipeline.store.session().await {
-                Ok(live) => live,
-                Err(error) => return error.into(),
-            },
-        };
-        let claim = self.claims().then(|| self.claim());
-        match live.begin(claim.as_ref()).await {
-            Ok(Claimed::Fresh) => {}
-            Ok(Claimed::Duplicate(fingerprint)) => {
-                if live.discard().await.is_ok() {
-                    *session = Some(live);
-                }
-                return Attempt::Duplicate(fingerprint);
-            }
-            Err(error) => return error.into(),
-        }
-        self.job.begin();
-        let handled = self.handle(live.conn(), bound).await;
-        failpoint!("before_seal");
-        let (attempt, usable) = match handled {
-            Ok(handled) => commit(&mut live, handled, next()).await,
-            Err(error) => self.roll_back(&mut live, error).await,
-        };
-        if usable {
-            *session = Some(live);
-        }
-        attempt
-    }
-
-    fn claim(&self) -> Claim<'_> {
-        let delivery = &self.job.delivery;
-        Claim {
-            group: self.meta().group,
-            message_id: self.id.as_deref().unwrap_or(&delivery.position),
-            fingerprint: Fingerprint::of(&delivery.subject, delivery.payload.as_deref()),
-        }
-    }
-
-    /// Runs the handler: a panic and a timeout become errors of it.
-    async fn handle(&self, conn: &mut S::Conn, bound: Bound<S>) -> Result<Handled, HandlerError> {
-        let timeout = self.meta().timeout;
-        // The future is made, polled and dropped inside, so that a panic in a destructor is caught as well.
-        let contained = AssertUnwindSafe(async move { tokio::time::timeout(timeout, bound.call(conn)).await });
-        match contained.catch_unwind().await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => {
-                let limit = humantime::format_duration(timeout);
-                Err(HandlerError::from(format!(
-                    "the handler took longer than its timeout of {limit}"
-                )))
-            }
-            Err(panic) => Err(HandlerError::from(format!(
-                "the handler panicked: {}",
-                panic_text(&*panic)
-            ))),
-        }
-    }
-
-    /// Rolls back after an error of the handler, which also tells whether the connection lives. The flag says whether the
-    /// session can be used again.
-    async fn roll_back(&self, session: &mut S::Session, error: HandlerError) -> (Attempt, bool) {
-        match session.abandon().await {
-            Ok(()) => {}
-            Err(AbandonError::Broken(how)) => {
-                return (
-                    Attempt::Broken(format!("{how}; then the handler failed: {}", error.report())),
-                    false,
-                );
-            }
-            Err(AbandonError::Lost(lost)) => {
-                return (
-                    Attempt::Unavailable(format!("{}; the rollback: {}", error.report(), text(&lost))),
-                    false,
-                );
-            }
-        }
-        let class = error
-            .fault()
-            .map(|fault| self.pipeline.store.classify(&DatabaseFaultRef(fault)));
-        match class {
-            None | Some(FaultClass::Handler) => (Attempt::Failed(error), true),
-            Some(FaultClass::Again) => (Attempt::Again(error.report()), true),
-            Some(FaultClass::Stale) => (Attempt::Stale(error), false),
-            Some(FaultClass::Unavailable) => (Attempt::Unavailable(error.report()), false),
-        }
-    }
-}
-
-/// Seals and commits. The flag says whether the session can be used again.
-async fn commit<S: Session>(session: &mut S, handled: Handled, next: bool) -> (Attempt, bool) {
-    match session.finish(next).await {
-        Ok(()) => {
-            failpoint!("after_commit");
-            (Attempt::Committed(handled), true)
-        }
-        Err(FinishError::Broken(how)) => (Attempt::Broken(how), false),
-        Err(FinishError::Refused(error)) => {
-            let error = HandlerError::from(error);
-            (
-                Attempt::Failed(HandlerError::from(format!(
-                    "the commit was refused: {}",
-                    error.report()
-                ))),
-                false,
-            )
-        }
-        Err(FinishError::Again(error)) => (Attempt::Again(text(&error)), false),
-        Err(FinishError::Unknown(error)) => (
-            Attempt::Unavailable(format!("the outcome of the commit is unknown: {}", text(&error))),
-            false,
-        ),
     }
 }
 

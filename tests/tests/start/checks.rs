@@ -26,6 +26,39 @@ async fn errors(builder: InboxBuilder) -> StartErrors {
     }
 }
 
+/// Where `main` returns it this is what the program's user sees.
+#[tokio::test]
+async fn an_error_that_main_returns_can_be_read() {
+    let world = Here::new().await;
+    let nothing = Inbox::builder()
+        .store(world.database.pool())
+        .groups(["nobody", "nowhere"]);
+    let error = nothing.build().await.expect_err("nothing to run on");
+    let shown = format!("{error:?}");
+    assert_eq!(shown, error.to_string());
+    assert!(shown.lines().count() > 3, "{shown}");
+
+    let broker = Embedded::file("/nowhere/at/all/broker.db");
+    let error = builder(&world, &["apart"])
+        .broker(broker)
+        .build()
+        .await
+        .expect_err("no broker");
+    let shown = format!("{error:?}");
+    assert!(shown.starts_with(&error.to_string()), "{shown}");
+    assert!(
+        shown.contains("unable to open database file"),
+        "the whole chain: {shown}"
+    );
+}
+
+#[tokio::test]
+async fn an_ack_wait_of_zero_is_refused() {
+    let world = Here::new().await;
+    let problem = problem(builder(&world, &["apart"]).ack_wait(std::time::Duration::ZERO)).await;
+    assert!(problem.contains(".ack_wait("), "{problem}");
+}
+
 /// The one problem that there is.
 async fn problem(builder: InboxBuilder) -> String {
     let errors = errors(builder).await;

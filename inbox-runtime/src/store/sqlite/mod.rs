@@ -139,6 +139,7 @@ impl Store for SqliteStore {
     async fn connect(url: &str, settings: StoreSettings) -> Result<Self, ConnectError> {
         let options: SqliteConnectOptions = url.parse().map_err(|error| ConnectError::Url(Box::new(error)))?;
         let pool = SqlitePoolOptions::new()
+            .max_connections(settings.pool_size)
             .connect_with(options.create_if_missing(true).busy_timeout(settings.lock_wait))
             .await
             .map_err(|error| ConnectError::Unavailable(Box::new(error)))?;
@@ -222,4 +223,21 @@ fn is_busy(error: &sqlx::Error) -> bool {
 fn primary_code(error: &sqlx::Error) -> Option<u32> {
     let code = error.as_database_error()?.code()?;
     Some(code.parse::<u32>().ok()? & 0xff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pool_of_ones_own_is_as_large_as_was_asked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let url = format!("sqlite://{}", folder.path().join("app.db").display());
+        let settings = StoreSettings {
+            pool_size: 3,
+            ..StoreSettings::default()
+        };
+        let store = SqliteStore::connect(&url, settings).await.expect("a database");
+        assert_eq!(store.pool.options().get_max_connections(), 3);
+    }
 }
