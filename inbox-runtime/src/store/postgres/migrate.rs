@@ -9,6 +9,8 @@ use crate::store::{
     transaction,
 };
 
+const INBOX: &str = include_str!("../../../migrations/postgres/0001_inbox.sql");
+
 /// The first version that has `xid8`.
 const OLDEST_SERVER: i32 = 130_000;
 
@@ -30,7 +32,7 @@ pub(super) async fn migrate(pool: &PgPool, mode: Migrate) -> Result<(), MigrateE
 }
 
 async fn make_or_check(conn: &mut PgConnection, mode: Migrate) -> Result<(), MigrateError> {
-    if mode == Migrate::Auto {
+    if mode == Migrate::Auto && !migrate::is_current(conn, INBOX).await? {
         make(conn).await?;
     }
     migrate::check(conn).await
@@ -77,7 +79,7 @@ async fn make(conn: &mut PgConnection) -> Result<(), MigrateError> {
         .execute(&mut *conn)
         .await
         .map_err(failed)?;
-    migrate::make(conn, include_str!("../../../migrations/postgres/0001_inbox.sql")).await
+    migrate::make(conn, INBOX).await
 }
 
 impl Schema for PgConnection {
