@@ -61,6 +61,10 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
         let records = only.records.clone();
         databases.push(detached(records));
     }
+    // Before either is asked for anything, which makes its tables in the file.
+    for database in &databases {
+        refuse_one_file(&plan.broker, &*database.records)?;
+    }
     let mut descriptions = vec![plan.broker.describe().await?];
     for database in &databases {
         let (records, name) = (&database.records, database.name);
@@ -68,7 +72,6 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
             .migrate(migrate)
             .await
             .map_err(|source| Error::Migrate { database: name, source })?;
-        refuse_one_file(&plan.broker, &**records)?;
         if database.kind != TypeId::of::<Detached>() {
             let description = records.describe().await?;
             tracing::info!(database = description, "the database is ready");
