@@ -25,9 +25,23 @@ async fn occupied<B: TestBroker, D: TestDatabase>() -> (World<B, D>, Arc<Semapho
 async fn f78_what_was_acknowledged_before_its_turn_is_handled<B: TestBroker, D: TestDatabase>() {
     let (world, gate) = occupied::<B, D>().await;
     world.publish("m1").await;
+    // Between the look at the database and the acknowledgement somebody else gets the database.
+    let (asked, go) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    world.flaky.watch_acks({
+        let (asked, go) = (asked.clone(), go.clone());
+        move || {
+            let (asked, go) = (asked.clone(), go.clone());
+            async move {
+                asked.add_permits(1);
+                go.acquire().await.expect("open").forget();
+            }
+        }
+    });
+    let at_most_once = world.inbox(&["at-most-once"]).await.spawn();
+    asked.acquire().await.expect("open").forget();
     let billing = world.inbox(&["billing"]).await.spawn();
     eventually("billing has begun", async || world.probe.runs("billing", "m1") == 1).await;
-    let at_most_once = world.inbox(&["at-most-once"]).await.spawn();
+    go.add_permits(2);
     eventually("it is acknowledged", || world.settled("at-most-once")).await;
     at_most_once.stop();
     tokio::task::yield_now().await;
