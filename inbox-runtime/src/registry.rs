@@ -8,7 +8,7 @@ use crate::{
     store::Store,
 };
 
-/// When a delivery is acknowledged, and whether the message is claimed. See the crate's page on choosing one.
+/// When a delivery is acknowledged, and whether the message is claimed. The README has them side by side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AckStrategy {

@@ -298,6 +298,10 @@ impl InboxHandle {
     /// # Errors
     ///
     /// As [`Inbox::run`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, the inbox goes on, and nobody can stop it any more.
     pub async fn join(self) -> Result<Report, Error> {
         self.task.await?
     }
