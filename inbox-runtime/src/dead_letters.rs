@@ -72,7 +72,8 @@ impl DeadLetters {
     ///
     /// A running inbox that has the handler takes it up: at once in this process, within five seconds in others. A message
     /// whose effect exists is a duplicate, as ever. On success the dead letter is deleted; when it fails for good again it
-    /// is here again. It shows as [`Replaying`](crate::DeadLetterStatus::Replaying) until then.
+    /// is here again. (Under `at_most_once` it is deleted before the handler runs, as ever.) When the process dies over it,
+    /// it is taken up again after the handler's timeout and 30 seconds more. It shows as [`Replaying`](crate::DeadLetterStatus::Replaying) until then.
     ///
     /// # Errors
     ///

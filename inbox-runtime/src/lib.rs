@@ -76,6 +76,26 @@ mod store;
 mod tally;
 
 pub use bytes::Bytes;
+/// Makes a handler of a plain `async fn`: the subscription, the transaction, the claim and the acknowledgement around it.
+///
+/// The function stays as it is and can be called by a unit test.
+///
+/// ```
+/// # #[cfg(all(feature = "embedded", feature = "sqlite"))]
+/// # mod example {
+/// use inbox_runtime::{Bytes, HandlerError, Meta, inbox_handler, sqlx::SqliteConnection};
+///
+/// #[inbox_handler(group = "archive", subject = "document.>", timeout = "30s", max_attempts = 5, backoff = "500ms..1m")]
+/// async fn store(tx: &mut SqliteConnection, meta: Meta, body: Bytes) -> Result<(), HandlerError> {
+///     inbox_runtime::sqlx::query("INSERT INTO documents (subject, body) VALUES ($1, $2)")
+///         .bind(meta.subject())
+///         .bind(&body[..])
+///         .execute(&mut *tx)
+///         .await?;
+///     Ok(())
+/// }
+/// # }
+/// ```
 #[cfg(feature = "macros")]
 pub use inbox_macros::inbox_handler;
 pub use sqlx;

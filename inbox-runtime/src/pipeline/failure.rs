@@ -117,6 +117,8 @@ impl<S: Store> Case<'_, S> {
             Ok(attempts) => attempts,
             Err(error) => return self.deferred(&text(&error)).await,
         };
+        // It was one: nobody takes it back any more, whatever comes.
+        self.job.counted = None;
         if self.meta().max_attempts.is_some_and(|max| attempts >= max) {
             return self.bury(Reason::Exhausted, report, Some(attempts)).await;
         }
@@ -209,6 +211,10 @@ impl<S: Store> Case<'_, S> {
                 .unwrap_or(u32::from(reason != Reason::Rejected)),
         };
         if let Err(error) = self.pipeline.records.bury(&letter).await {
+            if self.meta().ack == AckStrategy::AtMostOnce && reason != Reason::Rejected {
+                // It was acknowledged, so it doesn't come again.
+                return self.lost(&format!("{}; nor could it be buried: {}", letter.error, text(&error)));
+            }
             return self
                 .deferred(&format!("the dead letter could not be written: {}", text(&error)))
                 .await;

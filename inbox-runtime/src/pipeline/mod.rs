@@ -20,6 +20,7 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -74,8 +75,9 @@ pub(crate) struct Job {
     pub(crate) lease: DynLease,
     /// The attempts so far, this one included, if it was counted before it was made.
     counted: Option<u32>,
-    /// The handler runs, or the message was acknowledged so that it may: a drain waits for it.
-    begun: Arc<AtomicBool>,
+    /// The handler runs, or the message was acknowledged so that it may, or an attempt is being counted, which would be
+    /// on record and forgotten here: a drain waits for it.
+    begun: watch::Sender<bool>,
 }
 
 impl Job {
@@ -84,22 +86,21 @@ impl Job {
             delivery,
             lease,
             counted: None,
-            begun: Arc::default(),
+            begun: watch::Sender::new(false),
         }
     }
 
     fn begin(&self) {
-        self.begun.store(true, Ordering::Relaxed);
+        self.begun.send_replace(true);
     }
 
     /// Tells, beside [`process`](Pipeline::process), when the program is to stop before the handler has begun.
     pub(crate) fn stopped_before_it_began(&self, drain: CancellationToken) -> impl Future<Output = ()> + use<> {
-        let begun = self.begun.clone();
+        let mut begun = self.begun.subscribe();
         async move {
             drain.cancelled().await;
-            if begun.load(Ordering::Relaxed) {
-                std::future::pending::<()>().await;
-            }
+            // The job outlives this, and with it the sender.
+            let _ = begun.wait_for(|begun| !begun).await;
         }
     }
 }
@@ -138,7 +139,7 @@ impl<S: Store> Pipeline<S> {
             outcome = tracing::field::Empty,
         );
         let key = self.key(&job.delivery);
-        job.begun.store(false, Ordering::Relaxed);
+        job.begun.send_replace(false);
         let (id, refused) = match identity {
             Ok(found) => {
                 self.warn_positional(found.positional);
@@ -280,17 +281,19 @@ impl<S: Store> Case<'_, S> {
             return None;
         }
         failpoint!("before_attempt");
+        self.job.begin();
         let begun = self
             .pipeline
             .records
             .begin_attempt(&self.key, self.meta().max_attempts)
             .await;
         failpoint!("after_attempt");
+        if let Ok(Attempts::Begun(attempts)) = begun {
+            self.job.counted = Some(attempts);
+        }
+        self.job.begun.send_replace(false);
         match begun {
-            Ok(Attempts::Begun(attempts)) => {
-                self.job.counted = Some(attempts);
-                None
-            }
+            Ok(Attempts::Begun(_)) => None,
             Ok(Attempts::Buried) => Some(self.acked(Outcome::DeadLettered)),
             Ok(Attempts::Exhausted(attempts, error)) => Some(self.exhausted(attempts, error).await),
             Err(error) => Some(self.conclude(error.into()).await),

@@ -14,8 +14,9 @@ use crate::{
     store::{DeadLetter, Records, Store, StoreError},
 };
 
-/// How long a dead letter that is being replayed is nobody else's.
-const LEASE: Duration = Duration::from_secs(30);
+/// How long a dead letter that is being replayed is nobody else's, beyond its handler's timeout: on SQLite its lease can't
+/// be prolonged while the handler has the one right to write.
+const GRACE: Duration = Duration::from_secs(30);
 
 /// Tells the pipelines of this process at once that there is something to replay; others find it when they next look.
 pub(crate) static REQUESTED: LazyLock<Notify> = LazyLock::new(Notify::new);
@@ -23,17 +24,19 @@ pub(crate) static REQUESTED: LazyLock<Notify> = LazyLock::new(Notify::new);
 impl<S: Store> Pipeline<S> {
     /// Takes up to `max` dead letters of this handler that are to be replayed.
     pub(crate) async fn take_replays(&self, max: usize) -> Result<Vec<Job>, StoreError> {
+        let lease = self.meta.timeout.saturating_add(GRACE);
         let letters = self
             .records
-            .take_replays(self.meta.group, self.meta.name, max, LEASE)
+            .take_replays(self.meta.group, self.meta.name, max, lease)
             .await?;
-        Ok(letters.into_iter().map(|letter| self.replay(letter)).collect())
+        Ok(letters.into_iter().map(|letter| self.replay(letter, lease)).collect())
     }
 
-    fn replay(&self, letter: DeadLetter) -> Job {
+    fn replay(&self, letter: DeadLetter, lease: Duration) -> Job {
         let lease = ReplayLease {
             records: self.records.clone(),
             id: letter.id,
+            lease,
         };
         let mut delivery = Delivery::new(letter.subject, letter.position);
         delivery.headers = letter.headers;
@@ -48,6 +51,7 @@ impl<S: Store> Pipeline<S> {
 struct ReplayLease {
     records: Arc<dyn Records>,
     id: i64,
+    lease: Duration,
 }
 
 impl Lease for ReplayLease {
@@ -65,7 +69,10 @@ impl Lease for ReplayLease {
     }
 
     async fn progress(&self) -> Result<(), BrokerError> {
-        self.records.postpone_replay(self.id, LEASE).await.map_err(unavailable)
+        self.records
+            .postpone_replay(self.id, self.lease)
+            .await
+            .map_err(unavailable)
     }
 }
 
