@@ -209,6 +209,7 @@ async fn f02_a_delivery_dropped_anywhere_leaves_nothing_open<B: TestBroker, D: T
         }
     }
     assert!(dropped >= 3, "it was dropped at {dropped} places only");
+    assert!(world.settled("billing").await);
 }
 
 async fn f76_a_timeout_is_a_failed_attempt<B: TestBroker, D: TestDatabase>() {
