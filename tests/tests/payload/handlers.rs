@@ -61,3 +61,5 @@ macro_rules! handlers {
 }
 
 handlers!(sqlite, sqlx::SqliteConnection);
+#[cfg(feature = "postgres")]
+handlers!(postgres, sqlx::PgConnection);
