@@ -33,36 +33,45 @@ pub trait TestConnection: InboxConnection {
     fn leak_nested(&mut self) -> impl Future<Output = sqlx::Result<()>> + Send;
 }
 
-impl TestConnection for SqliteConnection {
-    async fn effect(&mut self, group: &str, id: &str) -> sqlx::Result<()> {
-        sqlx::query("INSERT INTO effects (grp, msg_id) VALUES ($1, $2)")
-            .bind(group)
-            .bind(id)
-            .execute(self)
-            .await?;
-        Ok(())
-    }
+/// The same on every database: sqlx checks a statement against one database's types, so a macro makes it for each.
+macro_rules! test_connection {
+    ($conn:ty) => {
+        impl TestConnection for $conn {
+            async fn effect(&mut self, group: &str, id: &str) -> sqlx::Result<()> {
+                sqlx::query("INSERT INTO effects (grp, msg_id) VALUES ($1, $2)")
+                    .bind(group)
+                    .bind(id)
+                    .execute(self)
+                    .await?;
+                Ok(())
+            }
 
-    async fn exec(&mut self, sql: &str) -> sqlx::Result<()> {
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(self).await?;
-        Ok(())
-    }
+            async fn exec(&mut self, sql: &str) -> sqlx::Result<()> {
+                sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(self).await?;
+                Ok(())
+            }
 
-    async fn nested(&mut self, sql: &str, commit: bool) -> sqlx::Result<()> {
-        let mut nested = self.begin().await?;
-        nested.exec(sql).await?;
-        if commit {
-            nested.commit().await
-        } else {
-            nested.rollback().await
+            async fn nested(&mut self, sql: &str, commit: bool) -> sqlx::Result<()> {
+                let mut nested = self.begin().await?;
+                nested.exec(sql).await?;
+                if commit {
+                    nested.commit().await
+                } else {
+                    nested.rollback().await
+                }
+            }
+
+            async fn leak_nested(&mut self) -> sqlx::Result<()> {
+                std::mem::forget(self.begin().await?);
+                Ok(())
+            }
         }
-    }
-
-    async fn leak_nested(&mut self) -> sqlx::Result<()> {
-        std::mem::forget(self.begin().await?);
-        Ok(())
-    }
+    };
 }
+#[cfg(feature = "postgres")]
+pub(crate) use test_connection;
+
+test_connection!(SqliteConnection);
 
 /// A database for one test.
 #[allow(async_fn_in_trait, reason = "the tests name the types")]

@@ -43,12 +43,9 @@ impl From<StoreError> for Attempt {
 impl<S: Store> Case<'_, S> {
     /// One transaction: begin, claim, handle, seal, commit.
     pub(super) async fn attempt(&self, session: &mut Option<S::Session>, bound: Bound<S>, next: Next<'_>) -> Attempt {
-        let mut live = match session.take() {
-            Some(live) => live,
-            None => match self.pipeline.store.session().await {
-                Ok(live) => live,
-                Err(error) => return error.into(),
-            },
+        let mut live = match self.live(session.take()).await {
+            Ok(live) => live,
+            Err(error) => return error.into(),
         };
         let claim = self.claims().then(|| self.claim());
         match live.begin(claim.as_ref()).await {

@@ -2,18 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Attempt, Case, Done, Job, Pipeline, Settle, text};
+use super::{Attempt, Case, Done, Job, Pipeline, Settle, text, trouble};
 use crate::{
     extract::Rejection,
     outcome::{HandlerError, Outcome, Verdict},
-    registry::{AckStrategy, Backoff},
+    registry::AckStrategy,
     store::{Fingerprint, NewDeadLetter, Reason, Store},
-};
-
-/// How long a message waits that could not be handled because the database or the broker failed, when nobody keeps it.
-const TROUBLE: Backoff = Backoff {
-    first: Duration::from_secs(1),
-    max: Duration::from_secs(30),
 };
 
 impl<S: Store> Pipeline<S> {
@@ -152,29 +146,24 @@ impl<S: Store> Case<'_, S> {
 
     /// An extractor refused the message, or it has no usable id.
     pub(super) async fn reject(&mut self, rejection: &Rejection) -> Done {
-        match self.handled_before().await {
-            Ok(Some(kept)) => return self.duplicate(kept).await,
-            Ok(None) => {}
-            Err(done) => return done,
+        if let Some(done) = self.settled_by_the_inbox().await {
+            return done;
         }
         self.bury(Reason::Rejected, text(rejection), None).await
     }
 
     /// An extractor panicked, which a redelivery may not do: another version of the program may get it.
     pub(super) async fn undecodable(&mut self, panic: HandlerError) -> Done {
-        match self.handled_before().await {
-            Ok(Some(kept)) => self.duplicate(kept).await,
-            Ok(None) => self.conclude(Attempt::Failed(panic)).await,
-            Err(done) => done,
+        if let Some(done) = self.settled_by_the_inbox().await {
+            return done;
         }
+        self.conclude(Attempt::Failed(panic)).await
     }
 
     /// The attempts were used up before; the process may have died in each of them.
     pub(super) async fn exhausted(&mut self, attempts: u32, error: Option<String>) -> Done {
-        match self.handled_before().await {
-            Ok(Some(kept)) => return self.duplicate(kept).await,
-            Ok(None) => {}
-            Err(done) => return done,
+        if let Some(done) = self.settled_by_the_inbox().await {
+            return done;
         }
         let error = error.unwrap_or_else(|| {
             "none of the attempts came to an end: the process died in each of them (abort, stack overflow, out of memory)"
@@ -183,14 +172,14 @@ impl<S: Store> Case<'_, S> {
         self.bury(Reason::Exhausted, error, Some(attempts)).await
     }
 
-    /// Whether the inbox has the message, whatever else is wrong with it.
-    async fn handled_before(&mut self) -> Result<Option<Fingerprint>, Done> {
-        let (true, Some(id)) = (self.claims(), self.id.clone()) else {
-            return Ok(None);
-        };
-        match self.pipeline.records.handled(self.meta().group, &id).await {
-            Ok(kept) => Ok(kept),
-            Err(error) => Err(self.deferred(&text(&error)).await),
+    /// What becomes of a message that can't be handled if the inbox has it, whatever else is wrong with it, or can't be
+    /// asked. `None` if it hasn't.
+    async fn settled_by_the_inbox(&mut self) -> Option<Done> {
+        let id = self.id.as_deref().filter(|_| self.claims())?;
+        match self.pipeline.records.handled(self.meta().group, id).await {
+            Ok(Some(kept)) => Some(self.duplicate(kept).await),
+            Ok(None) => None,
+            Err(error) => Some(self.deferred(&text(&error)).await),
         }
     }
 
@@ -249,7 +238,7 @@ impl<S: Store> Case<'_, S> {
         self.pipeline.take_back_attempt(self.job).await;
         self.pipeline.trouble.enter(why);
         let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
-        let delay = TROUBLE.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
+        let delay = trouble::BACKOFF.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
         Done {
             outcome: Outcome::Deferred,
             settle: Settle::Back(delay),

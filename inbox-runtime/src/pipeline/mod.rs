@@ -340,12 +340,17 @@ impl<S: Store> Case<'_, S> {
         Ok(())
     }
 
-    /// A session that could begin a transaction now: the worker's own if it has one, and no second connection beside it.
+    /// The worker's own session, or a new one: never a second connection beside it.
+    async fn live(&self, session: Option<S::Session>) -> Result<S::Session, StoreError> {
+        match session {
+            Some(live) => Ok(live),
+            None => self.pipeline.store.session().await,
+        }
+    }
+
+    /// A session that could begin a transaction now.
     async fn probed(&self, session: Option<S::Session>) -> Result<S::Session, StoreError> {
-        let mut live = match session {
-            Some(live) => live,
-            None => self.pipeline.store.session().await?,
-        };
+        let mut live = self.live(session).await?;
         live.probe().await?;
         Ok(live)
     }

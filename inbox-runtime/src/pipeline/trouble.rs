@@ -1,8 +1,19 @@
 //! Whether a pipeline can work, and why not: what stops it from pulling and makes it report not ready.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use tokio::sync::watch;
+
+use crate::registry::Backoff;
+
+/// The wait between two tries while the database or the broker can't be used.
+pub(super) const BACKOFF: Backoff = Backoff {
+    first: Duration::from_secs(1),
+    max: Duration::from_secs(30),
+};
 
 /// The trouble of one pipeline, if there is any. Clones share it.
 #[derive(Clone, Debug)]

@@ -12,11 +12,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Job, Pipeline, in_flight::Hold, replay, text};
+use super::{Job, Pipeline, in_flight::Hold, replay, text, trouble};
 use crate::{
     broker::DynSource,
     outcome::Outcome,
-    registry::Backoff,
     store::{BoxFuture, Session, Store, StoreError},
 };
 
@@ -26,11 +25,6 @@ const PULL_WAIT: Duration = Duration::from_secs(5);
 const REPLAY_INTERVAL: Duration = Duration::from_secs(5);
 /// How long giving back a message may take when the program stops.
 const RELEASE_WAIT: Duration = Duration::from_secs(2);
-/// The wait between two tries while the broker or the database can't be used. Half of it is random.
-const TROUBLE: Backoff = Backoff {
-    first: Duration::from_secs(1),
-    max: Duration::from_secs(30),
-};
 
 /// How a running pipeline is told to stop.
 #[derive(Clone, Debug, Default)]
@@ -323,6 +317,6 @@ impl<S: Store> Worker<'_, S> {
 
 /// The wait before the next try: at least half of the bound, so that nothing is hammered.
 fn pause(failures: u32) -> Duration {
-    let half = TROUBLE.bound(failures) / 2;
+    let half = trouble::BACKOFF.bound(failures) / 2;
     half + half.mul_f64(fastrand::f64())
 }

@@ -160,36 +160,7 @@ async fn on_server(url: &str, sql: &str) -> sqlx::Result<()> {
     conn.close().await
 }
 
-impl TestConnection for PgConnection {
-    async fn effect(&mut self, group: &str, id: &str) -> sqlx::Result<()> {
-        sqlx::query("INSERT INTO effects (grp, msg_id) VALUES ($1, $2)")
-            .bind(group)
-            .bind(id)
-            .execute(self)
-            .await?;
-        Ok(())
-    }
-
-    async fn exec(&mut self, sql: &str) -> sqlx::Result<()> {
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(self).await?;
-        Ok(())
-    }
-
-    async fn nested(&mut self, sql: &str, commit: bool) -> sqlx::Result<()> {
-        let mut nested = self.begin().await?;
-        nested.exec(sql).await?;
-        if commit {
-            nested.commit().await
-        } else {
-            nested.rollback().await
-        }
-    }
-
-    async fn leak_nested(&mut self) -> sqlx::Result<()> {
-        std::mem::forget(self.begin().await?);
-        Ok(())
-    }
-}
+super::test_connection!(PgConnection);
 
 impl TestDatabase for PostgresDatabase {
     type Pool = PgPool;
