@@ -102,7 +102,7 @@ pub use sqlx;
 
 #[cfg(feature = "embedded")]
 pub use broker::embedded::{self, Embedded};
-pub use broker::{Broker, BrokerError, Lease, Published, Source, Subscription};
+pub use broker::{Broker, BrokerError, Lease, Published, Source, SourceStatus, Subscription};
 pub use claim::{claim, migrate};
 pub use dead_letters::{DeadLetterQuery, DeadLetters, dead_letters};
 pub use delivery::{Delivery, Headers, Message};

@@ -134,6 +134,10 @@ pub struct HandlerMeta {
     pub backoff: Backoff,
     /// How many messages are handled at a time.
     pub concurrency: u32,
+    /// The stream that holds the subject, for a broker that has streams; `None` is whichever holds it.
+    pub stream: Option<&'static str>,
+    /// Whether each message waits until the one before it is settled.
+    pub ordered: bool,
     /// The file of the attribute.
     pub file: &'static str,
     /// The line of the attribute.
@@ -157,6 +161,8 @@ impl HandlerMeta {
             max_attempts: Some(20),
             backoff: Backoff::DEFAULT,
             concurrency: 1,
+            stream: None,
+            ordered: false,
             file: location.file(),
             line: location.line(),
         }
@@ -211,6 +217,20 @@ impl HandlerMeta {
     #[must_use]
     pub const fn concurrency(mut self, concurrency: u32) -> Self {
         self.concurrency = concurrency;
+        self
+    }
+
+    /// Names the stream that holds the subject.
+    #[must_use]
+    pub const fn stream(mut self, stream: &'static str) -> Self {
+        self.stream = Some(stream);
+        self
+    }
+
+    /// Sets whether each message waits until the one before it is settled, redeliveries included.
+    #[must_use]
+    pub const fn ordered(mut self, ordered: bool) -> Self {
+        self.ordered = ordered;
         self
     }
 

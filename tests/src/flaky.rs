@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use inbox_runtime::{Broker, BrokerError, Delivery, Lease, Message, Published, Source, Subscription};
+use inbox_runtime::{Broker, BrokerError, Delivery, Lease, Message, Published, Source, SourceStatus, Subscription};
 
 /// What is run when an acknowledgement is about to be sent.
 type Watcher = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
@@ -168,6 +168,10 @@ impl<S: Source> Source for FlakySource<S> {
 
     fn idle_after(&self) -> Duration {
         self.inner.idle_after()
+    }
+
+    fn status(&self) -> SourceStatus {
+        self.inner.status()
     }
 }
 

@@ -10,7 +10,10 @@ use crate::{
 
 #[cfg(feature = "embedded")]
 pub mod embedded;
+mod status;
 pub(crate) mod subject;
+
+pub use status::SourceStatus;
 
 /// A message broker, as the runtime uses it. Implement it to add a broker or to wrap one.
 #[diagnostic::on_unimplemented(
@@ -53,6 +56,12 @@ pub struct Subscription {
     pub ack_wait: Duration,
     /// How many deliveries may be out at a time.
     pub max_in_flight: usize,
+    /// How long the handler may take, after which nobody keeps the delivery's lease alive.
+    pub timeout: Duration,
+    /// The stream that holds the subject, for a broker that has streams. `None`: the broker finds it by the subject.
+    pub stream: Option<String>,
+    /// Whether a message may be delivered only after the one before it is settled, redeliveries included.
+    pub ordered: bool,
 }
 
 impl Subscription {
@@ -65,6 +74,9 @@ impl Subscription {
             start: StartPosition::First,
             ack_wait: Duration::from_secs(30),
             max_in_flight: 1,
+            timeout: Duration::from_secs(300),
+            stream: None,
+            ordered: false,
         }
     }
 
@@ -86,6 +98,27 @@ impl Subscription {
     #[must_use]
     pub fn max_in_flight(mut self, max: usize) -> Self {
         self.max_in_flight = max;
+        self
+    }
+
+    /// Sets how long the handler may take.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Names the stream that holds the subject.
+    #[must_use]
+    pub fn stream(mut self, stream: Option<String>) -> Self {
+        self.stream = stream;
+        self
+    }
+
+    /// Sets whether each message waits until the one before it is settled.
+    #[must_use]
+    pub fn ordered(mut self, ordered: bool) -> Self {
+        self.ordered = ordered;
         self
     }
 }
@@ -118,6 +151,11 @@ pub trait Source: Send + 'static {
     /// How long a pull must have found nothing before the source counts as idle.
     fn idle_after(&self) -> Duration {
         Duration::ZERO
+    }
+
+    /// What it says about itself beside its deliveries, for health and metrics.
+    fn status(&self) -> SourceStatus {
+        SourceStatus::default()
     }
 }
 
@@ -291,6 +329,7 @@ pub(crate) trait ErasedSource: Send {
     fn close(&mut self) -> BoxFuture<'_, ()>;
     fn ack_wait(&self) -> Duration;
     fn idle_after(&self) -> Duration;
+    fn status(&self) -> SourceStatus;
 }
 
 impl<S: Source> ErasedSource for S {
@@ -314,6 +353,10 @@ impl<S: Source> ErasedSource for S {
 
     fn idle_after(&self) -> Duration {
         Source::idle_after(self)
+    }
+
+    fn status(&self) -> SourceStatus {
+        Source::status(self)
     }
 }
 

@@ -14,7 +14,7 @@ mod start;
 pub use builder::InboxBuilder;
 
 use crate::{
-    broker::DynSource,
+    broker::{DynSource, SourceStatus},
     error::Error,
     outcome::Outcome,
     pipeline::{
@@ -138,7 +138,7 @@ impl Inbox {
         let troubles = self
             .lines
             .iter()
-            .map(|line| (line.meta, line.trouble.clone()))
+            .map(|line| (line.meta, line.trouble.clone(), line.source.status()))
             .collect();
         let tally = self.tally.clone();
         let task = tokio::spawn(self.drive(stop.clone()));
@@ -282,7 +282,7 @@ impl fmt::Debug for Inbox {
 pub struct InboxHandle {
     stop: Stop,
     task: JoinHandle<Result<Report, Error>>,
-    troubles: Vec<(&'static HandlerMeta, Trouble)>,
+    troubles: Vec<(&'static HandlerMeta, Trouble, SourceStatus)>,
     tally: Arc<Tally>,
 }
 
@@ -322,8 +322,9 @@ impl InboxHandle {
         } else if self.stop.drain.is_cancelled() {
             reasons.push("the inbox is stopping".to_owned());
         }
-        for (meta, trouble) in &self.troubles {
-            reasons.extend(trouble.reasons().into_iter().map(|why| format!("{}: {why}", meta.name)));
+        for (meta, trouble, status) in &self.troubles {
+            let all = trouble.reasons().into_iter().chain(status.reasons());
+            reasons.extend(all.map(|why| format!("{}: {why}", meta.name)));
         }
         Health {
             live,

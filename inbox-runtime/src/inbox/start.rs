@@ -324,6 +324,9 @@ fn subscriptions(entries: &[Box<dyn Entry>], ack_wait: Duration) -> Vec<Subscrip
                 .start(meta.start)
                 .ack_wait(ack_wait)
                 .max_in_flight(meta.concurrency as usize * 2)
+                .timeout(meta.timeout)
+                .stream(meta.stream.map(str::to_owned))
+                .ordered(meta.ordered)
         })
         .collect()
 }

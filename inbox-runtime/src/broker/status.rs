@@ -1,0 +1,62 @@
+//! What a source says about itself beside its deliveries: what waits in it, and how much is left.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// What a source says about itself, for health and metrics. Clones share it, so that it can be read while the source is
+/// being pulled.
+///
+/// ```
+/// use inbox_runtime::SourceStatus;
+///
+/// let status = SourceStatus::default();
+/// status.wait("orders:3", "offset 17 failed and is tried again in 4s");
+/// assert_eq!(status.reasons(), ["orders:3 waits: offset 17 failed and is tried again in 4s"]);
+/// status.go_on("orders:3");
+/// assert!(status.reasons().is_empty());
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct SourceStatus(Arc<Mutex<Inner>>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    waiting: BTreeMap<String, String>,
+    lag: Option<u64>,
+}
+
+impl SourceStatus {
+    /// Says that a part of the source, such as a partition, waits, and why. The inbox is not ready while one does.
+    pub fn wait(&self, part: impl Into<String>, why: impl Into<String>) {
+        self.lock().waiting.insert(part.into(), why.into());
+    }
+
+    /// Says that a part goes on.
+    pub fn go_on(&self, part: &str) {
+        self.lock().waiting.remove(part);
+    }
+
+    /// Says how many messages are not acknowledged yet, or `None` if that isn't known.
+    pub fn set_lag(&self, messages: Option<u64>) {
+        self.lock().lag = messages;
+    }
+
+    /// How many messages are not acknowledged yet, where the broker knows.
+    #[must_use]
+    pub fn lag(&self) -> Option<u64> {
+        self.lock().lag
+    }
+
+    /// Every part that waits, with the reason.
+    #[must_use]
+    pub fn reasons(&self) -> Vec<String> {
+        let inner = self.lock();
+        let reasons = inner.waiting.iter().map(|(part, why)| format!("{part} waits: {why}"));
+        reasons.collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
