@@ -74,6 +74,8 @@ mod registry;
 mod shutdown;
 mod store;
 mod tally;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use bytes::Bytes;
 /// Makes a handler of a plain `async fn`: the subscription, the transaction, the claim and the acknowledgement around it.
