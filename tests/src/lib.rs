@@ -12,6 +12,7 @@ pub mod handlers;
 mod linked;
 mod probe;
 pub mod process;
+pub mod readme;
 mod script;
 pub mod servers;
 mod world;
