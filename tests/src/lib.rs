@@ -5,12 +5,14 @@
 //! every pair of broker and database.
 
 mod broker;
+pub mod crashes;
 mod database;
 mod flaky;
 pub mod handlers;
 mod linked;
 mod probe;
 pub mod process;
+pub mod readme;
 mod script;
 pub mod servers;
 mod world;
@@ -32,6 +34,27 @@ macro_rules! process_suite {
         $crate::suite!(@pair embedded_sqlite, $crate::EmbeddedFile, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(feature = "postgres")]
         $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+    };
+}
+
+/// As [`suite!`], for tests that bring their own broker: `async fn name<D: TestDatabase>()`, one of each for every database.
+#[macro_export]
+macro_rules! database_suite {
+    ($($(#[$attribute:meta])* $name:ident),+ $(,)?) => {
+        $crate::database_suite!(@database sqlite, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "postgres")]
+        $crate::database_suite!(@database postgres, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+    };
+    (@database $module:ident, $database:ty, $($(#[$attribute:meta])* $name:ident),+) => {
+        mod $module {
+            $(
+                $(#[$attribute])*
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    super::$name::<$database>().await;
+                }
+            )+
+        }
     };
 }
 

@@ -1,24 +1,6 @@
 //! The examples print what the founding documents measured, to the letter, and exit with success.
 
-use std::process::Command;
-
-/// What an example prints, run as a user runs it: on its defaults.
-fn run(example: &str) -> String {
-    let output = Command::new(env!("CARGO"))
-        .args(["run", "--quiet", "--package", "inbox-examples", "--example", example])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .env_remove("INBOX_BROKER_URL")
-        .env_remove("DATABASE_URL")
-        .output()
-        .expect("cargo runs");
-    assert!(
-        output.status.success(),
-        "{example}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).expect("text")
-}
+use inbox_tests::readme::run_example as run;
 
 const HEADING: &str =
     "--- one message, a handler that fails on its first run; then a fresh consumer of the same group ---";

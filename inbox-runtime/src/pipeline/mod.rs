@@ -29,7 +29,7 @@ use crate::{
     broker::{BrokerError, DynLease},
     delivery::Delivery,
     extract::{DeliveryContext, Meta, Rejection, States},
-    failpoint::failpoint,
+    failpoint::{failpoint, tell_test},
     identity,
     outcome::{HandlerError, Outcome},
     registry::{AckStrategy, Decode, HandlerMeta},
@@ -266,6 +266,7 @@ impl<S: Store> Pipeline<S> {
             Settle::Back(delay) => self.give_back(job, delay).await,
         }
         self.tally.count(done.outcome);
+        tell_test!(crate::testing::Told::settled(&self.meta, &job.delivery, done.outcome));
         done.outcome
     }
 

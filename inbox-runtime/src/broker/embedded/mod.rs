@@ -35,7 +35,11 @@ mod info;
 mod link;
 mod source;
 mod take;
+#[cfg(feature = "testing")]
+mod trace;
 
+#[cfg(feature = "testing")]
+pub(crate) use self::trace::{Stage, Traced};
 pub use self::{ack::EmbeddedLease, info::ConsumerInfo, source::EmbeddedSource};
 
 /// A message broker that needs no server: it lives in a SQLite file of its own, or in memory.

@@ -264,27 +264,31 @@ impl Lease<'_> {
     }
 
     fn taken(&self, row: &SqliteRow) -> Result<Taken, sqlx::Error> {
-        let seq: i64 = row.try_get("seq")?;
-        let count: i64 = row.try_get("delivery_count")?;
-        let headers: &[u8] = row.try_get("headers")?;
-        let payload: Option<Vec<u8>> = row.try_get("payload")?;
-        let subject: String = row.try_get("subject")?;
-        let mut delivery = Delivery::new(subject, position(self.instance, seq));
-        delivery.headers = serde_json::from_slice(headers).map_err(|error| sqlx::Error::ColumnDecode {
-            index: "headers".to_owned(),
-            source: Box::new(error),
-        })?;
-        delivery.payload = payload.map(Bytes::from);
-        delivery.delivery_count = u64::try_from(count).ok();
-        delivery.redelivered = count > 1;
-        delivery.published_at = clock::time(row.try_get("published_at")?);
         Ok(Taken {
-            delivery,
-            seq,
-            count,
+            delivery: delivery(self.instance, row)?,
+            seq: row.try_get("seq")?,
+            count: row.try_get("delivery_count")?,
             at: self.now,
         })
     }
+}
+
+/// The delivery in a row with the columns of a message and `delivery_count`.
+pub(super) fn delivery(instance: &str, row: &SqliteRow) -> Result<Delivery, sqlx::Error> {
+    let count: i64 = row.try_get("delivery_count")?;
+    let headers: &[u8] = row.try_get("headers")?;
+    let payload: Option<Vec<u8>> = row.try_get("payload")?;
+    let subject: String = row.try_get("subject")?;
+    let mut delivery = Delivery::new(subject, position(instance, row.try_get("seq")?));
+    delivery.headers = serde_json::from_slice(headers).map_err(|error| sqlx::Error::ColumnDecode {
+        index: "headers".to_owned(),
+        source: Box::new(error),
+    })?;
+    delivery.payload = payload.map(Bytes::from);
+    delivery.delivery_count = u64::try_from(count).ok();
+    delivery.redelivered = count > 1;
+    delivery.published_at = clock::time(row.try_get("published_at")?);
+    Ok(delivery)
 }
 
 /// The name of a stored message.
