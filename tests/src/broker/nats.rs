@@ -25,6 +25,8 @@ use crate::servers::nats::Nats as Server;
 const ACCOUNTS: u32 = 300;
 /// The stream of each test.
 const STREAM: &str = "TEST";
+/// How long a server remembers the ids of messages.
+const WINDOW: Duration = Duration::from_millis(100);
 /// What the tests publish to.
 const SUBJECTS: [&str; 9] = [
     "order.>", "orders.>", "p.>", "raw.>", "all.>", "instrument.>", "cfg.>", "twin.>", "other.>",
@@ -294,7 +296,7 @@ impl NatsJetStream {
     }
 
     async fn of(account: JetStream) -> Self {
-        account.make_stream(STREAM, &SUBJECTS, json!({})).await;
+        account.make_stream(STREAM, &SUBJECTS, json!({ "duplicate_window": WINDOW.as_nanos() as u64 })).await;
         Self {
             broker: Nats::new(&account.url()).expect("a URL"),
             account,
@@ -325,8 +327,11 @@ impl TestBroker for NatsJetStream {
         self.broker.clone()
     }
 
+    /// A copy that the server takes for one is published again when it doesn't any more: what the tests publish is stored.
     async fn publish(&self, message: Message) {
-        self.account.publish(&message).await;
+        while self.account.publish(&message).await["duplicate"] == true {
+            tokio::time::sleep(WINDOW / 2).await;
+        }
     }
 
     async fn settled(&self, group: &str, subject: &str) -> Option<Settled> {

@@ -4,7 +4,7 @@ use inbox_runtime::{Handled, HandlerError, Json, Meta, State, inbox_handler};
 use inbox_tests::{Order, Probe, handlers::handle};
 
 macro_rules! handlers {
-    ($($name:ident: $($attribute:tt)*);+ $(;)?) => {
+    ($($name:ident($($attribute:tt)*)),+ $(,)?) => {
         /// On SQLite.
         pub(crate) mod sqlite {
             use super::*;
@@ -24,12 +24,12 @@ macro_rules! handlers {
     };
 }
 
-handlers! {
-    strict: group = "strict", subject = "order.created", ordered = true, backoff = "10ms..40ms";
-    short: group = "short", subject = "short.created";
-    named: group = "named", subject = "order.created", stream = "SECOND";
-    anything: group = "anything", subject = "*.created";
-}
+handlers!(
+    strict(group = "strict", subject = "order.created", ordered = true, backoff = "10ms..40ms"),
+    short(group = "short", subject = "short.created"),
+    named(group = "named", subject = "order.created", stream = "SECOND"),
+    anything(group = "anything", subject = "*.created"),
+);
 
 /// For [`World::builder_of`](inbox_tests::World::builder_of).
 pub(crate) const MODULE: &str = module_path!();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use inbox_runtime::{Broker, Nats, Source, Subscription};
-use inbox_tests::{Step, TestBroker, TestDatabase, eventually};
+use inbox_tests::{Step, eventually};
 
 use super::{World, assert_all_done, effects, publish, run, server, stop, world, world_on};
 

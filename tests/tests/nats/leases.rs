@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use inbox_runtime::{Broker, BrokerError, Delivery, Lease, Nats, Outcome, Source, Subscription, nats::NatsSource};
-use inbox_tests::{NatsJetStream, Settled, Step, TestBroker, World as AnyWorld, eventually, next, servers::Proxy};
+use inbox_tests::{NatsJetStream, Settled, Step, TestBroker, TestDatabase, World as AnyWorld, eventually, next, servers::Proxy};
 use serde_json::Value;
 
 use super::{World, assert_all_done, durable, effects, publish, run, server, stop, through, world, world_of};

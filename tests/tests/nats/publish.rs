@@ -2,24 +2,31 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{Broker, BrokerError, Message, Nats, Outcome};
+use inbox_runtime::{Broker, BrokerError, Inbox, Message, Nats, Outcome};
 use inbox_tests::{NatsJetStream, Order, Step, TestBroker, next, nothing_more, servers::{Cut, Proxy}};
 use serde_json::json;
 
-use super::{server, through, world, world_of};
+use super::{World, server, through, world, world_of};
+
+/// The handler of `short.created`.
+async fn short(world: &World) -> Inbox {
+    let builder = world.builder_of(super::handlers::MODULE, &["short"]);
+    builder.build().await.expect("an inbox")
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f36_a_copy_that_the_server_swallows_is_reported() {
     let world = world().await;
-    let order = Order::new("o1").to("order.created").id("m1");
+    world.broker.account().make_stream("LONG", &["short.created"], json!({})).await;
+    let order = Order::new("o1").to("short.created").id("m1");
     let broker = world.broker.connect();
     let first = broker.publish(order.clone()).await.expect("published");
     assert!(!first.duplicate);
-    assert!(first.position.starts_with("nats:TEST:") && first.position.ends_with(":1"), "{first:?}");
+    assert!(first.position.starts_with("nats:LONG:") && first.position.ends_with(":1"), "{first:?}");
     world.probe.script(|_| Step::Permanent("refused"));
-    let mut inbox = world.inbox(&["billing"]).await;
+    let mut inbox = short(&world).await;
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
-    assert_eq!(world.letter("billing").await.position, first.position);
+    assert_eq!(world.letter("short").await.position, first.position);
     // Who sends it again at once is told that nothing was stored.
     let again = Broker::publish(&broker, order).await.expect("answered");
     assert!(again.duplicate, "{again:?}");
@@ -37,11 +44,7 @@ async fn a2a_a_copy_that_the_server_stores_has_no_second_effect() {
     assert!(!broker.publish(order.clone()).await.expect("published").duplicate);
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!broker.publish(order).await.expect("published").duplicate, "the window is over");
-    let mut inbox = world
-        .builder_of(super::handlers::MODULE, &["short"])
-        .build()
-        .await
-        .expect("an inbox");
+    let mut inbox = short(&world).await;
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     assert_eq!(next(&mut inbox).await, Outcome::Duplicate);
     world.assert_done("short", "m1").await;
