@@ -60,6 +60,8 @@ struct Open {
     durable: Arc<Durable>,
     inbox: String,
     incoming: Subscriber,
+    /// What the server says when the stream is deleted.
+    obituary: Subscriber,
     /// The number of the last request.
     number: u64,
     asked: Option<Asked>,
@@ -146,14 +148,19 @@ impl NatsSource {
         let not_yet = |error: BrokerError| OpenError::NotYet(text(&error));
         let client = self.link.connected().await.map_err(not_yet)?;
         let inbox = client.new_inbox();
-        let subscribed = client.subscribe(format!("{inbox}.*")).await;
-        let incoming = subscribed.map_err(|error| OpenError::NotYet(text(&error)))?;
+        let subscribed = async |subject: String| {
+            let subscribed = client.subscribe(subject).await;
+            subscribed.map_err(|error| OpenError::NotYet(text(&error)))
+        };
+        let incoming = subscribed(format!("{inbox}.*")).await?;
+        let obituary = subscribed(format!("$JS.EVENT.ADVISORY.STREAM.DELETED.{}", durable.stream)).await?;
         let now = Instant::now();
         self.learn(&durable, &info);
         self.open = Some(Open {
             durable: Arc::new(durable),
             inbox,
             incoming,
+            obituary,
             number: 0,
             asked: None,
             last: 0,
@@ -208,9 +215,14 @@ impl NatsSource {
     /// Waits until it is open and connected, at most until `deadline`.
     async fn be_open(&mut self, deadline: Instant) -> Result<(), BrokerError> {
         loop {
-            if let Err(error) = self.link.wait_connected(deadline).await {
+            // A connection that is just being made anew is no news yet.
+            let soon = deadline.min(Instant::now() + SHORT_WAIT);
+            if let Err(error) = self.link.wait_connected(soon).await {
                 self.wait(&text(&error));
-                return Err(error);
+                if Instant::now() >= deadline {
+                    return Err(error);
+                }
+                continue;
             }
             if self.open.is_some() {
                 self.go_on();
@@ -334,7 +346,9 @@ impl NatsSource {
                     open.asked = None;
                 }
             }
-            if reply.number <= open.last {
+            // The stream or the durable was made anew without our hearing of its end. Its messages have the old one's
+            // numbers, so none is taken for one of those.
+            if reply.number <= open.last || open.obituary.next().now_or_never().is_some() {
                 let link = self.link.clone();
                 let back = reply.text.to_owned();
                 tokio::spawn(async move { link.ask(back, "-NAK".into()).await });
