@@ -6,7 +6,7 @@ struct Example(&'static str, &'static str, &'static str, bool);
 const EMBEDDED: &str = "the features `embedded` and `sqlite`";
 const HAS_EMBEDDED: bool = cfg!(all(feature = "embedded", feature = "sqlite"));
 
-const EXAMPLES: [Example; 7] = [
+const EXAMPLES: [Example; 8] = [
     Example(
         "quickstart",
         "an event that was sent twice, a handler that fails halfway, two services that handle the same event",
@@ -16,8 +16,11 @@ const EXAMPLES: [Example; 7] = [
     Example(
         "ack_lab",
         "what each way to acknowledge does to an invoice when the handler fails halfway",
-        EMBEDDED,
-        HAS_EMBEDDED,
+        "a broker and a database",
+        cfg!(all(
+            any(feature = "embedded", feature = "nats"),
+            any(feature = "sqlite", feature = "postgres")
+        )),
     ),
     Example(
         "custom_extractor",
@@ -48,6 +51,12 @@ const EXAMPLES: [Example; 7] = [
         "HTTP and inbox on one pool, and a graceful stop of both",
         "`--features axum`",
         cfg!(feature = "axum") && HAS_EMBEDDED,
+    ),
+    Example(
+        "nats_postgres",
+        "a service on NATS JetStream and PostgreSQL: publishes, handles, and shows what a redelivery does",
+        "`--features nats,postgres`",
+        cfg!(all(feature = "nats", feature = "postgres")),
     ),
 ];
 

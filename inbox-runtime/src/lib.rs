@@ -58,7 +58,7 @@
 //!
 //! # Features
 //!
-//! `macros` (default) has the attribute. Brokers: `embedded`. Databases: `sqlite`, `postgres` (`postgres-tls` for TLS).
+//! `macros` (default) has the attribute. Brokers: `embedded`, `nats`. Databases: `sqlite`, `postgres` (`postgres-tls` for TLS).
 //! `anyhow` and `eyre` let [`HandlerError`] see the chain inside these errors. `testing` has the test kit. Features are
 //! additive.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -144,6 +144,8 @@ pub use sqlx;
 
 #[cfg(feature = "embedded")]
 pub use broker::embedded::{self, Embedded};
+#[cfg(feature = "nats")]
+pub use broker::nats::{self, Nats};
 pub use broker::{Broker, BrokerError, Lease, Published, Source, SourceStatus, Subscription};
 pub use claim::{claim, migrate};
 pub use dead_letters::{DeadLetterQuery, DeadLetters, dead_letters};

@@ -18,6 +18,8 @@ pub mod servers;
 mod world;
 
 pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
+#[cfg(feature = "nats")]
+pub use broker::{JetStream, NatsJetStream};
 #[cfg(feature = "postgres")]
 pub use database::{PostgresDatabase, pool};
 pub use database::{SqliteFile, TestConnection, TestDatabase};
@@ -34,6 +36,10 @@ macro_rules! process_suite {
         $crate::suite!(@pair embedded_sqlite, $crate::EmbeddedFile, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(feature = "postgres")]
         $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "nats")]
+        $crate::suite!(@pair nats_sqlite, $crate::NatsJetStream, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(all(feature = "nats", feature = "postgres"))]
+        $crate::suite!(@pair nats_postgres, $crate::NatsJetStream, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
     };
 }
 
@@ -68,6 +74,10 @@ macro_rules! suite {
         $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
         #[cfg(feature = "postgres")]
         $crate::suite!(@pair memory_postgres, $crate::EmbeddedMemory, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "nats")]
+        $crate::suite!(@pair nats_sqlite, $crate::NatsJetStream, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(all(feature = "nats", feature = "postgres"))]
+        $crate::suite!(@pair nats_postgres, $crate::NatsJetStream, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
     };
     (@pair $pair:ident, $broker:ty, $database:ty, $($(#[$attribute:meta])* $name:ident),+) => {
         mod $pair {

@@ -60,8 +60,23 @@ pub fn block_with(language: &str, text: &str) -> String {
 /// When it fails.
 #[must_use]
 pub fn run_example(name: &str) -> String {
+    run_example_on(name, "", &[])
+}
+
+/// What an example prints, run with features, on the servers that these variables name.
+///
+/// # Panics
+///
+/// When it fails.
+#[must_use]
+pub fn run_example_on(name: &str, features: &str, servers: &[(&str, &str)]) -> String {
     let mut command = Command::new(env!("CARGO"));
     command.args(["run", "--quiet", "--package", "inbox-examples", "--example", name]);
+    command.args(["--features", features]);
+    for variable in ["INBOX_BROKER_URL", "DATABASE_URL"] {
+        command.env_remove(variable);
+    }
+    command.envs(servers.iter().copied());
     output(command)
 }
 
@@ -74,8 +89,6 @@ pub fn run_example(name: &str) -> String {
 pub fn output(mut command: Command) -> String {
     let output = command
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))
-        .env_remove("INBOX_BROKER_URL")
-        .env_remove("DATABASE_URL")
         .output()
         .expect("the command runs");
     let errors = String::from_utf8_lossy(&output.stderr);

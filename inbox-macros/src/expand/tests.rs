@@ -57,6 +57,8 @@ fn expands_every_key() {
         max_attempts = "unlimited",
         backoff = "500ms..5m",
         concurrency = 8,
+        stream = "ORDERS",
+        ordered = false,
         crate = ::inbox_runtime,
     );
     let function = quote!(

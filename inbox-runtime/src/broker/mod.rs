@@ -10,6 +10,8 @@ use crate::{
 
 #[cfg(feature = "embedded")]
 pub mod embedded;
+#[cfg(feature = "nats")]
+pub mod nats;
 mod status;
 pub(crate) mod subject;
 
@@ -18,7 +20,7 @@ pub use status::SourceStatus;
 /// A message broker, as the runtime uses it. Implement it to add a broker or to wrap one.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a broker",
-    note = "use `Embedded` (feature `embedded`), or implement `Broker`"
+    note = "use `Embedded` (feature `embedded`) or `Nats` (feature `nats`), or implement `Broker`"
 )]
 pub trait Broker: Send + Sync + 'static {
     /// Where the deliveries of one subscription come from.
@@ -245,12 +247,19 @@ pub(crate) fn connect(url: &str) -> Result<DynBroker, String> {
         "embedded" if !rest.is_empty() => Ok(DynBroker::new(embedded::Embedded::file(rest))),
         #[cfg(feature = "embedded")]
         "embedded" => Err("the broker's URL names no file; write embedded:broker.db or embedded:memory".to_owned()),
+        #[cfg(feature = "nats")]
+        "nats" | "tls" => match nats::Nats::new(url) {
+            Ok(broker) => Ok(DynBroker::new(broker)),
+            Err(error) => Err(error.to_string()),
+        },
         _ => {
             // The rest of the URL may have a password.
             let _ = rest;
             let built_in: &[&str] = &[
                 #[cfg(feature = "embedded")]
                 "embedded",
+                #[cfg(feature = "nats")]
+                "nats",
             ];
             Err(format!(
                 "the broker's URL begins with `{scheme}:`, which this program was not built for; built in: {}; turn on \

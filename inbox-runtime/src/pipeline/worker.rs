@@ -57,13 +57,14 @@ impl<S: Store> Runner for Pipeline<S> {
 
     fn step(&self, mut job: Job, ack_wait: Duration) -> BoxFuture<'_, Outcome> {
         Box::pin(async move {
+            self.in_flight.pace(ack_wait);
             let hold = self.in_flight.hold(job.lease.clone());
             hold.handling(self.meta.timeout);
             let mut session = None;
             let mut next = NoNext;
             let done = tokio::select! {
                 done = self.process(&mut session, &mut job, None, &mut next) => done,
-                () = self.in_flight.keep_alive(ack_wait) => unreachable!("keep_alive never returns"),
+                () = self.in_flight.keep_alive() => unreachable!("keep_alive never returns"),
             };
             if let Some(session) = session {
                 session.release().await;
@@ -143,7 +144,8 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
     for _ in 0..concurrency {
         workers.spawn(work(pipeline.clone(), queue.clone(), stop.clone()));
     }
-    let keep_alive = pipeline.in_flight.keep_alive(source.ack_wait());
+    pipeline.in_flight.pace(source.ack_wait());
+    let keep_alive = pipeline.in_flight.keep_alive();
     let work = async {
         let feed = stop.drain.run_until_cancelled(async {
             tokio::join!(pull(&pipeline, &mut source, &slots, &queue), replays(&pipeline, &queue))
@@ -176,7 +178,9 @@ async fn pull<S: Store>(pipeline: &Pipeline<S>, source: &mut DynSource, slots: &
         while let Ok(slot) = slots.clone().try_acquire_owned() {
             free.push(slot);
         }
-        match source.pull(free.len(), PULL_WAIT).await {
+        let pulled = source.pull(free.len(), PULL_WAIT).await;
+        pipeline.in_flight.pace(source.ack_wait());
+        match pulled {
             Ok(deliveries) => {
                 if pipeline.trouble.broker(None) {
                     tracing::info!(handler = pipeline.meta.name, "the broker answers again");
