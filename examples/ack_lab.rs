@@ -94,15 +94,37 @@ macro_rules! database {
         mod $module {
             use super::*;
 
-            fails_on_its_first_run!(at_most_once, $conn, group = "lab-at-most-once", subject = "lab.at-most-once", ack = "at_most_once");
             fails_on_its_first_run!(
-                on_persist, $conn, group = "lab-on-persist", subject = "lab.on-persist", ack = "at_least_once", commit = "on_persist"
+                at_most_once,
+                $conn,
+                group = "lab-at-most-once",
+                subject = "lab.at-most-once",
+                ack = "at_most_once"
             );
             fails_on_its_first_run!(
-                on_success, $conn, group = "lab-on-success", subject = "lab.on-success", ack = "at_least_once", commit = "on_success",
+                on_persist,
+                $conn,
+                group = "lab-on-persist",
+                subject = "lab.on-persist",
+                ack = "at_least_once",
+                commit = "on_persist"
+            );
+            fails_on_its_first_run!(
+                on_success,
+                $conn,
+                group = "lab-on-success",
+                subject = "lab.on-success",
+                ack = "at_least_once",
+                commit = "on_success",
                 backoff = "10ms"
             );
-            fails_on_its_first_run!(exactly_once, $conn, group = "lab-exactly-once", subject = "lab.exactly-once", backoff = "10ms");
+            fails_on_its_first_run!(
+                exactly_once,
+                $conn,
+                group = "lab-exactly-once",
+                subject = "lab.exactly-once",
+                backoff = "10ms"
+            );
 
             /// Measures on the database of that URL.
             pub(super) async fn measure<B: Broker + Clone>(broker: &B, url: &str) -> Result<()> {
@@ -135,7 +157,13 @@ async fn main() -> Result<()> {
         #[cfg(feature = "embedded")]
         Some("embedded") => on(folder.path(), embedded(&url)).await,
         #[cfg(feature = "nats")]
-        Some("nats" | "tls") => on(folder.path(), inbox_runtime::Nats::new(&url)?.create_stream("LAB", ["lab.*"])).await,
+        Some("nats" | "tls") => {
+            on(
+                folder.path(),
+                inbox_runtime::Nats::new(&url)?.create_stream("LAB", ["lab.*"]),
+            )
+            .await
+        }
         _ => Err("this program was built without the broker that INBOX_BROKER_URL names".into()),
     }
 }

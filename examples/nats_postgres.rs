@@ -75,7 +75,10 @@ async fn main() -> Result<()> {
         .bind(&order.order_id)
         .fetch_one(&pool)
         .await?;
-    println!("processed={} duplicate={} invoices={invoices}", report.processed, report.duplicate);
+    println!(
+        "processed={} duplicate={} invoices={invoices}",
+        report.processed, report.duplicate
+    );
     if (first.duplicate, second.duplicate, third.duplicate) == (false, true, false) && invoices == 1 {
         Ok(())
     } else {

@@ -189,7 +189,11 @@ async fn f95_bytes_survive<B: TestBroker, D: TestDatabase>() {
     world.broker.publish(message).await;
     let error_with_nul = Message::new("order.created", r#"{"order_id":"o2"}"#).id("m2");
     world.broker.publish(error_with_nul).await;
-    let null = if B::NULLS { Message::null("order.created") } else { Message::new("order.created", "null") };
+    let null = if B::NULLS {
+        Message::null("order.created")
+    } else {
+        Message::new("order.created", "null")
+    };
     world.broker.publish(null.id("m3")).await;
     world.broker.publish(Message::new("order.created", "").id("m4")).await;
     world.probe.script(|_| Step::Permanent("a text with \0 in it and ü"));

@@ -68,7 +68,10 @@ fn b13_the_lab_prints_the_same_on_nats_and_postgresql() {
 
     let (nats, postgres) = (Nats::start().expect("NATS"), Postgres::start().expect("PostgreSQL"));
     let (broker, database) = (nats.url(), postgres.url("postgres"));
-    let servers = [("INBOX_BROKER_URL", broker.as_str()), ("DATABASE_URL", database.as_str())];
+    let servers = [
+        ("INBOX_BROKER_URL", broker.as_str()),
+        ("DATABASE_URL", database.as_str()),
+    ];
     let (versions, table) = split(&run_on("ack_lab", "nats,postgres", &servers));
     assert_eq!(table, TABLE);
     assert!(versions[0].starts_with("NATS 2."), "{versions:?}");

@@ -51,7 +51,9 @@ impl InFlight {
 
     /// Says how long a lease lasts, which somebody may change while the program runs.
     pub(crate) fn pace(&self, ack_wait: Duration) {
-        self.0.ack_wait.send_if_modified(|current| std::mem::replace(current, ack_wait) != ack_wait);
+        self.0
+            .ack_wait
+            .send_if_modified(|current| std::mem::replace(current, ack_wait) != ack_wait);
     }
 
     /// Reports progress on every lease that is held, three times within each ack-wait. Never returns.

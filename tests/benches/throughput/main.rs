@@ -114,7 +114,9 @@ async fn whole_way<W: Way>(pool: &PgPool, connections: u32, time: Duration) -> R
     let mut rates = Vec::new();
     for group in ["once", "plain"] {
         pool.execute("TRUNCATE inbox_events, invoices").await?;
-        let Some(broker) = W::filled(count).await? else { return Ok(None) };
+        let Some(broker) = W::filled(count).await? else {
+            return Ok(None);
+        };
         let group = format!("{group}-{connections}");
         rates.push(measure(pool, &group, broker, time, Outcome::Processed, InboxHandle::stop).await?);
     }
@@ -147,10 +149,17 @@ fn whole_way_ratios<W: Way>(connections: u32, rates: &[(f64, f64)], simple: f64)
     }
     let (fresh, plain): (Vec<_>, Vec<_>) = rates.iter().copied().unzip();
     let (fresh, plain) = (median(&fresh), median(&plain));
-    println!("{connections:>2} connections, {}: exactly_once {fresh:.0}/s, at_least_once {plain:.0}/s", W::NAME);
+    println!(
+        "{connections:>2} connections, {}: exactly_once {fresh:.0}/s, at_least_once {plain:.0}/s",
+        W::NAME
+    );
     vec![
         format!("ratio {}-postgres/fresh/{connections} = {:.2}", W::NAME, fresh / simple),
-        format!("ratio {}-postgres/at_least_once/{connections} = {:.2}", W::NAME, plain / simple),
+        format!(
+            "ratio {}-postgres/at_least_once/{connections} = {:.2}",
+            W::NAME,
+            plain / simple
+        ),
     ]
 }
 
@@ -189,7 +198,9 @@ async fn round(
         .plain
         .push(ours(&pool, &group, Feed::new(0, u64::MAX), time, Outcome::Processed).await?);
     #[cfg(feature = "nats")]
-    rates.nats.extend(whole_way::<nats::JetStream>(&pool, connections, time).await?);
+    rates
+        .nats
+        .extend(whole_way::<nats::JetStream>(&pool, connections, time).await?);
     pool.execute("TRUNCATE inbox_events, invoices").await?;
     rates
         .prepared

@@ -29,7 +29,15 @@ const STREAM: &str = "TEST";
 const WINDOW: Duration = Duration::from_millis(100);
 /// What the tests publish to.
 const SUBJECTS: [&str; 9] = [
-    "order.>", "orders.>", "p.>", "raw.>", "all.>", "instrument.>", "cfg.>", "twin.>", "other.>",
+    "order.>",
+    "orders.>",
+    "p.>",
+    "raw.>",
+    "all.>",
+    "instrument.>",
+    "cfg.>",
+    "twin.>",
+    "other.>",
 ];
 
 /// One account of a NATS server, spoken to by bytes of our own: whatever can be published can be published here.
@@ -94,7 +102,11 @@ impl JetStream {
     /// Its URL.
     #[must_use]
     pub fn url(&self) -> String {
-        let login = self.user.as_ref().map(|user| format!("{user}:{user}@")).unwrap_or_default();
+        let login = self
+            .user
+            .as_ref()
+            .map(|user| format!("{user}:{user}@"))
+            .unwrap_or_default();
         format!("nats://{login}127.0.0.1:{}", self.port)
     }
 
@@ -104,7 +116,11 @@ impl JetStream {
     ///
     /// When the server doesn't answer.
     pub async fn api(&self, question: &str, body: Value) -> Value {
-        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
         let answer = self.request(&format!("$JS.API.{question}"), "", body.as_bytes()).await;
         serde_json::from_slice(&answer).unwrap_or(Value::Null)
     }
@@ -219,7 +235,12 @@ impl JetStream {
 
     /// What the server says about a durable.
     pub async fn durable(&self, stream: &str, group: &str, subject: &str) -> Option<Value> {
-        let info = self.api(&format!("CONSUMER.INFO.{stream}.{}", durable_name(group, subject)), Value::Null).await;
+        let info = self
+            .api(
+                &format!("CONSUMER.INFO.{stream}.{}", durable_name(group, subject)),
+                Value::Null,
+            )
+            .await;
         info.get("error").is_none().then_some(info)
     }
 }
@@ -275,7 +296,10 @@ fn shared() -> &'static Server {
     SHARED.get_or_init(|| {
         let mut config = "accounts {\n".to_owned();
         for number in 0..ACCOUNTS {
-            let _ = writeln!(config, "T{number} {{ jetstream: enabled, users: [{{user: t{number}, password: t{number}}}] }}");
+            let _ = writeln!(
+                config,
+                "T{number} {{ jetstream: enabled, users: [{{user: t{number}, password: t{number}}}] }}"
+            );
         }
         config.push('}');
         Server::start_with(&config).expect("a NATS server")
@@ -296,7 +320,13 @@ impl NatsJetStream {
     }
 
     async fn of(account: JetStream) -> Self {
-        account.make_stream(STREAM, &SUBJECTS, json!({ "duplicate_window": WINDOW.as_nanos() as u64 })).await;
+        account
+            .make_stream(
+                STREAM,
+                &SUBJECTS,
+                json!({ "duplicate_window": WINDOW.as_nanos() as u64 }),
+            )
+            .await;
         Self {
             broker: Nats::new(&account.url()).expect("a URL"),
             account,
@@ -349,7 +379,10 @@ impl TestBroker for NatsJetStream {
     /// A server has no test clock. What a lease that runs out or a back-off that is over does can be had at once: whoever
     /// gives a message back, it comes again.
     async fn pass(&self, _time: Duration) {
-        let listed = self.account.api(&format!("CONSUMER.LIST.{STREAM}"), json!({ "offset": 0 })).await;
+        let listed = self
+            .account
+            .api(&format!("CONSUMER.LIST.{STREAM}"), json!({ "offset": 0 }))
+            .await;
         for durable in listed["consumers"].as_array().into_iter().flatten() {
             let number = |side: &str, which: &str| durable[side][which].as_u64().unwrap_or_default();
             let name = durable["name"].as_str().unwrap_or_default();

@@ -45,7 +45,10 @@ async fn every_effect_once_while_processes_and_the_nats_server_are_killed() {
         if left == 0 {
             break;
         }
-        assert!(Instant::now() < deadline, "{left} left after {kills} kills and {runs} runs");
+        assert!(
+            Instant::now() < deadline,
+            "{left} left after {kills} kills and {runs} runs"
+        );
         tokio::time::sleep(Duration::from_millis(200)).await;
         let victim = fastrand::usize(..workers.len());
         let ended = std::mem::replace(&mut workers[victim], start()).kill().await;

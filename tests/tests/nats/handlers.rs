@@ -25,7 +25,12 @@ macro_rules! handlers {
 }
 
 handlers!(
-    strict(group = "strict", subject = "order.created", ordered = true, backoff = "10ms..40ms"),
+    strict(
+        group = "strict",
+        subject = "order.created",
+        ordered = true,
+        backoff = "10ms..40ms"
+    ),
     short(group = "short", subject = "short.created"),
     named(group = "named", subject = "order.created", stream = "SECOND"),
     anything(group = "anything", subject = "*.created"),

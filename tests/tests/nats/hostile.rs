@@ -19,7 +19,9 @@ const HOSTILE: [(&str, &[u8]); 7] = [
 
 async fn publish_hostile(world: &World, headers: &[u8]) {
     let account = world.broker.account();
-    account.publish_raw("order.created", headers, b"{\"order_id\":\"hostile\"}").await;
+    account
+        .publish_raw("order.created", headers, b"{\"order_id\":\"hostile\"}")
+        .await;
 }
 
 /// Each among good ones, which must come through; the hostile ones are handled too, once.
@@ -50,7 +52,13 @@ async fn f56_whatever_is_in_a_header_all_messages_are_handled() {
 async fn f56_a_hostile_message_can_fail_and_come_again() {
     let world = world().await;
     publish_hostile(&world, HOSTILE[0].1).await;
-    world.probe.script(|call| if call.id == "h1" && call.run < 3 { Step::Fail("not yet") } else { Step::Ok });
+    world.probe.script(|call| {
+        if call.id == "h1" && call.run < 3 {
+            Step::Fail("not yet")
+        } else {
+            Step::Ok
+        }
+    });
     let inbox = run(&world, "patient", Duration::from_secs(1)).await;
     publish(&world, 1, 3).await;
     effects(&world, 4).await;

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use inbox_runtime::{Broker, BrokerError, Delivery, Lease, Nats, Outcome, Source, Subscription, nats::NatsSource};
-use inbox_tests::{NatsJetStream, Settled, Step, TestBroker, TestDatabase, World as AnyWorld, eventually, next, servers::Proxy};
+use inbox_tests::{
+    NatsJetStream, Settled, Step, TestBroker, TestDatabase, World as AnyWorld, eventually, next, servers::Proxy,
+};
 use serde_json::Value;
 
 use super::{World, assert_all_done, durable, effects, publish, run, server, stop, through, world, world_of};
@@ -81,7 +83,10 @@ const OUT: Settled = Settled { waiting: 0, unacked: 1 };
 async fn f44_a_late_word_does_not_touch_what_somebody_else_has() {
     let world = world().await;
     publish(&world, 1, 1).await;
-    let brokers = [world.broker.connect(), Nats::new(&world.broker.account().url()).expect("a URL")];
+    let brokers = [
+        world.broker.connect(),
+        Nats::new(&world.broker.account().url()).expect("a URL"),
+    ];
     let (mut late, mut other) = (source(&brokers[0], SECOND).await, source(&brokers[1], SECOND).await);
     let (delivery, mine) = pull(&mut late).await;
     let (again, theirs) = pull(&mut other).await;
@@ -93,11 +98,21 @@ async fn f44_a_late_word_does_not_touch_what_somebody_else_has() {
     let lost = mine.ack_confirmed().await.expect_err("it has passed on");
     assert!(matches!(lost, BrokerError::LeaseLost { .. }), "{lost}");
     assert!(matches!(mine.progress().await, Err(BrokerError::LeaseLost { .. })));
-    assert_eq!(other.pull(1, Duration::from_millis(400)).await.expect("the broker").len(), 0);
+    assert_eq!(
+        other
+            .pull(1, Duration::from_millis(400))
+            .await
+            .expect("the broker")
+            .len(),
+        0
+    );
     assert_eq!(world.broker.settled("billing", "order.created").await, Some(OUT));
     theirs.progress().await.expect("it is theirs");
     theirs.ack_confirmed().await.expect("settled");
-    assert_eq!(world.broker.settled("billing", "order.created").await, Some(Settled::ALL));
+    assert_eq!(
+        world.broker.settled("billing", "order.created").await,
+        Some(Settled::ALL)
+    );
     // Late, but the work is done whoever says it.
     mine.ack().await.expect("said");
 }
@@ -126,7 +141,13 @@ async fn f47_what_is_given_back_waits_for_its_delay() {
     let world = world().await;
     publish(&world, 1, 1).await;
     let delay = Duration::from_millis(800);
-    world.probe.script(move |call| if call.run < 3 { Step::RetryAfter(delay) } else { Step::Ok });
+    world.probe.script(move |call| {
+        if call.run < 3 {
+            Step::RetryAfter(delay)
+        } else {
+            Step::Ok
+        }
+    });
     let mut inbox = world.inbox(&["billing"]).await;
     for outcome in [Outcome::Failed, Outcome::Failed, Outcome::Processed] {
         assert_eq!(next(&mut inbox).await, outcome);
@@ -165,7 +186,9 @@ async fn f40_an_ack_that_is_cut_off_is_counted_and_recognised_later() {
 async fn f43_a_handler_that_hangs_does_not_keep_its_message() {
     let world: World = AnyWorld::new().await;
     publish(&world, 1, 1).await;
-    world.probe.script(|call| if call.run == 1 { Step::Hang } else { Step::Ok });
+    world
+        .probe
+        .script(|call| if call.run == 1 { Step::Hang } else { Step::Ok });
     let inbox = run(&world, "hasty", SECOND).await;
     effects(&world, 1).await;
     stop(inbox).await;
@@ -199,16 +222,29 @@ async fn f54_messages_that_expired_while_they_were_out_block_nothing() {
     let account = world.broker.account();
     account.api("STREAM.DELETE.TEST", Value::Null).await;
     account
-        .make_stream("TEST", &["order.>"], serde_json::json!({ "max_age": 1_000_000_000, "duplicate_window": 1_000_000_000 }))
+        .make_stream(
+            "TEST",
+            &["order.>"],
+            serde_json::json!({ "max_age": 1_000_000_000, "duplicate_window": 1_000_000_000 }),
+        )
         .await;
     publish(&world, 1, 4).await;
     let mut ghosts = source(&world.broker.connect(), SECOND).await;
-    assert!(!ghosts.pull(4, Duration::from_secs(1)).await.expect("the broker").is_empty());
+    assert!(
+        !ghosts
+            .pull(4, Duration::from_secs(1))
+            .await
+            .expect("the broker")
+            .is_empty()
+    );
     drop(ghosts);
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     publish(&world, 5, 5).await;
     let inbox = run(&world, "billing", SECOND).await;
-    eventually("the new one is handled", || async { world.database.effects("billing", "m5").await == 1 }).await;
+    eventually("the new one is handled", || async {
+        world.database.effects("billing", "m5").await == 1
+    })
+    .await;
     stop(inbox).await;
 }
 
@@ -250,6 +286,11 @@ async fn ordered_is_strict_order() {
     stop(inbox).await;
     let order: Vec<_> = world.probe.calls().into_iter().map(|call| call.id).collect();
     assert_eq!(order, ["m1", "m2", "m2", "m2", "m3", "m4", "m5", "m6"]);
-    let info = world.broker.account().durable("TEST", "strict", "order.created").await.expect("the durable");
+    let info = world
+        .broker
+        .account()
+        .durable("TEST", "strict", "order.created")
+        .await
+        .expect("the durable");
     assert_eq!(info["config"]["max_ack_pending"], 1);
 }

@@ -99,14 +99,27 @@ async fn refused(builder: inbox_runtime::InboxBuilder) -> String {
 
 /// An inbox of the group with that ack-wait, in the background.
 async fn run(world: &World, group: &str, ack_wait: Duration) -> InboxHandle {
-    world.builder(&[group]).ack_wait(ack_wait).spawn().await.expect("an inbox")
+    world
+        .builder(&[group])
+        .ack_wait(ack_wait)
+        .spawn()
+        .await
+        .expect("an inbox")
 }
 
 async fn build(world: &World, group: &str, ack_wait: Duration) -> Inbox {
-    world.builder(&[group]).ack_wait(ack_wait).build().await.expect("an inbox")
+    world
+        .builder(&[group])
+        .ack_wait(ack_wait)
+        .build()
+        .await
+        .expect("an inbox")
 }
 
 /// What the server says about the durable of a group on `order.created`.
 async fn durable(account: &JetStream, group: &str) -> serde_json::Value {
-    account.durable("TEST", group, "order.created").await.expect("the durable")
+    account
+        .durable("TEST", group, "order.created")
+        .await
+        .expect("the durable")
 }

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use inbox_runtime::{Broker, BrokerError, Inbox, Message, Nats, Outcome};
-use inbox_tests::{NatsJetStream, Order, Step, TestBroker, next, nothing_more, servers::{Cut, Proxy}};
+use inbox_tests::{
+    NatsJetStream, Order, Step, TestBroker, next, nothing_more,
+    servers::{Cut, Proxy},
+};
 use serde_json::json;
 
 use super::{World, server, through, world, world_of};
@@ -17,12 +20,19 @@ async fn short(world: &World) -> Inbox {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f36_a_copy_that_the_server_swallows_is_reported() {
     let world = world().await;
-    world.broker.account().make_stream("LONG", &["short.created"], json!({})).await;
+    world
+        .broker
+        .account()
+        .make_stream("LONG", &["short.created"], json!({}))
+        .await;
     let order = Order::new("o1").to("short.created").id("m1");
     let broker = world.broker.connect();
     let first = broker.publish(order.clone()).await.expect("published");
     assert!(!first.duplicate);
-    assert!(first.position.starts_with("nats:LONG:") && first.position.ends_with(":1"), "{first:?}");
+    assert!(
+        first.position.starts_with("nats:LONG:") && first.position.ends_with(":1"),
+        "{first:?}"
+    );
     world.probe.script(|_| Step::Permanent("refused"));
     let mut inbox = short(&world).await;
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
@@ -38,12 +48,17 @@ async fn f36_a_copy_that_the_server_swallows_is_reported() {
 async fn a2a_a_copy_that_the_server_stores_has_no_second_effect() {
     let world = world().await;
     let account = world.broker.account();
-    account.make_stream("SHORT", &["short.created"], json!({ "duplicate_window": 100_000_000 })).await;
+    account
+        .make_stream("SHORT", &["short.created"], json!({ "duplicate_window": 100_000_000 }))
+        .await;
     let broker = world.broker.connect();
     let order = Order::new("o1").to("short.created").id("m1");
     assert!(!broker.publish(order.clone()).await.expect("published").duplicate);
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(!broker.publish(order).await.expect("published").duplicate, "the window is over");
+    assert!(
+        !broker.publish(order).await.expect("published").duplicate,
+        "the window is over"
+    );
     let mut inbox = short(&world).await;
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     assert_eq!(next(&mut inbox).await, Outcome::Duplicate);
@@ -62,7 +77,10 @@ async fn a2b_a_confirmation_that_is_lost_means_no_second_effect() {
     proxy.cut_once("m1", Cut::Request);
     let lost = broker.publish(order("m1")).await.expect_err("cut");
     assert!(matches!(lost, BrokerError::Unavailable { .. }), "{lost}");
-    inbox_tests::eventually("it is connected again", || async { broker.publish(order("m1")).await.is_ok() }).await;
+    inbox_tests::eventually("it is connected again", || async {
+        broker.publish(order("m1")).await.is_ok()
+    })
+    .await;
     let mut inbox = world.inbox(&["billing"]).await;
     inbox.run_until_idle().await.expect("the broker");
     world.assert_done("billing", "m0").await;
@@ -91,7 +109,10 @@ async fn what_cannot_be_published_says_why() {
     let broker = world.broker.connect();
     for (message, expected) in [
         (Message::new("order.*", "{}"), "wildcard"),
-        (Message::new("nowhere.at.all", "{}"), "no stream holds the subject nowhere.at.all"),
+        (
+            Message::new("nowhere.at.all", "{}"),
+            "no stream holds the subject nowhere.at.all",
+        ),
         (Message::null("order.created"), "null payload"),
         (Message::new("order.created", "{}").header("a", &b"\xff"[..]), "UTF-8"),
     ] {

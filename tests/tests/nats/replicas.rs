@@ -22,7 +22,10 @@ async fn graceful_stops_leave_no_message_behind() {
         processed += stop(std::mem::replace(&mut replicas[round % 2], next)).await.processed;
     }
     effects(&world, 300).await;
-    eventually("settled", || async { world.broker.settled("audit", ">").await == Some(Settled::ALL) }).await;
+    eventually("settled", || async {
+        world.broker.settled("audit", ">").await == Some(Settled::ALL)
+    })
+    .await;
     assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
     for replica in replicas {
         processed += stop(replica).await.processed;

@@ -23,7 +23,11 @@ async fn f39_where_a_new_group_begins_is_what_it_says() {
     publish(&world, 4, 4).await;
     for group in ["newest", "billing"] {
         let mut inbox = world.inbox(&[group]).await;
-        assert_eq!(inbox.run_until_idle().await.expect("the broker").processed, 1, "{group}");
+        assert_eq!(
+            inbox.run_until_idle().await.expect("the broker").processed,
+            1,
+            "{group}"
+        );
     }
 }
 
@@ -35,7 +39,11 @@ async fn made_by_others(world: &super::World, more: Value) {
         config.extend(more);
     }
     let body = json!({ "stream_name": "TEST", "config": config });
-    let made = world.broker.account().api("CONSUMER.CREATE.TEST.billing@order,created", body).await;
+    let made = world
+        .broker
+        .account()
+        .api("CONSUMER.CREATE.TEST.billing@order,created", body)
+        .await;
     assert!(made.get("error").is_none(), "{made}");
 }
 
@@ -68,9 +76,24 @@ async fn f45_what_differs_is_applied() {
 async fn f45_what_cannot_be_applied_is_refused_with_field_wanted_and_actual() {
     for (more, field, wanted, actual) in [
         (json!({ "ack_policy": "none" }), "ack_policy", "explicit", "none"),
-        (json!({ "deliver_subject": "push.here" }), "deliver_subject", "none", "push.here"),
-        (json!({ "filter_subject": "raw.>" }), "filter_subject", "order.created", "raw.>"),
-        (json!({ "replay_policy": "original" }), "replay_policy", "instant", "original"),
+        (
+            json!({ "deliver_subject": "push.here" }),
+            "deliver_subject",
+            "none",
+            "push.here",
+        ),
+        (
+            json!({ "filter_subject": "raw.>" }),
+            "filter_subject",
+            "order.created",
+            "raw.>",
+        ),
+        (
+            json!({ "replay_policy": "original" }),
+            "replay_policy",
+            "instant",
+            "original",
+        ),
     ] {
         let world = world().await;
         made_by_others(&world, more).await;
@@ -104,7 +127,10 @@ async fn f52_a_stream_that_is_made_later_is_waited_for() {
     let inbox = run(&world, "billing", LONG).await;
     let health = inbox.health();
     assert!(health.live && !health.ready, "{health:?}");
-    assert!(health.reasons[0].contains("no stream holds the subject order.created"), "{health:?}");
+    assert!(
+        health.reasons[0].contains("no stream holds the subject order.created"),
+        "{health:?}"
+    );
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(!inbox.health().ready);
     account.make_stream("TEST", &["order.>"], json!({})).await;
@@ -123,7 +149,10 @@ async fn f52_a_server_that_starts_later_is_waited_for() {
     let inbox = run(&world, "billing", LONG).await;
     let health = inbox.health();
     assert!(health.live && !health.ready, "{health:?}");
-    assert!(health.reasons[0].contains("no NATS server can be reached"), "{health:?}");
+    assert!(
+        health.reasons[0].contains("no NATS server can be reached"),
+        "{health:?}"
+    );
     server.resume().expect("the server");
     effects(&world, 2).await;
     ready(&inbox, true).await;
@@ -141,11 +170,17 @@ async fn what_is_wrong_later_keeps_it_from_being_ready() {
     let inbox = run(&world, "billing", LONG).await;
     server.resume().expect("the server");
     inbox_tests::eventually("it says so", || async {
-        inbox.health().reasons.iter().any(|reason| reason.contains("ack_policy"))
+        inbox
+            .health()
+            .reasons
+            .iter()
+            .any(|reason| reason.contains("ack_policy"))
     })
     .await;
     let account = world.broker.account();
-    account.api("CONSUMER.DELETE.TEST.billing@order,created", Value::Null).await;
+    account
+        .api("CONSUMER.DELETE.TEST.billing@order,created", Value::Null)
+        .await;
     effects(&world, 1).await;
     ready(&inbox, true).await;
     stop(inbox).await;
@@ -167,12 +202,16 @@ async fn f53_names_that_make_no_durable_are_refused() {
         (&"g".repeat(300), "order.created", "300 bytes"),
         (&"g".repeat(120), &format!("order.{}", "s".repeat(200)), "255"),
     ] {
-        let problem = subscribe(&broker, Subscription::new(group, subject)).await.expect_err(group);
+        let problem = subscribe(&broker, Subscription::new(group, subject))
+            .await
+            .expect_err(group);
         assert!(matches!(problem, BrokerError::Invalid(_)), "{problem}");
         assert!(problem.to_string().contains(expected), "{problem}");
     }
     for group in ["billing.v2", "Billing-2_b"] {
-        subscribe(&broker, Subscription::new(group, "order.created")).await.expect(group);
+        subscribe(&broker, Subscription::new(group, "order.created"))
+            .await
+            .expect(group);
     }
 }
 
@@ -180,12 +219,19 @@ async fn f53_names_that_make_no_durable_are_refused() {
 async fn f58_durations_come_back_as_they_were_set() {
     let world = world().await;
     let broker = world.broker.connect();
-    for ack_wait in [Duration::from_secs(20), Duration::from_millis(1500), Duration::from_nanos(1_500_000_001)] {
+    for ack_wait in [
+        Duration::from_secs(20),
+        Duration::from_millis(1500),
+        Duration::from_nanos(1_500_000_001),
+    ] {
         let wish = Subscription::new("billing", "order.created").ack_wait(ack_wait);
         let sources = subscribe(&broker, wish).await.expect("subscribed");
         assert_eq!(sources[0].ack_wait(), ack_wait);
         let info = durable(world.broker.account(), "billing").await;
-        assert_eq!(u128::from(info["config"]["ack_wait"].as_u64().expect("a number")), ack_wait.as_nanos());
+        assert_eq!(
+            u128::from(info["config"]["ack_wait"].as_u64().expect("a number")),
+            ack_wait.as_nanos()
+        );
     }
     for ack_wait in [Duration::ZERO, Duration::MAX, Duration::from_secs(300 * 365 * 86_400)] {
         let wish = Subscription::new("billing", "order.created").ack_wait(ack_wait);
@@ -202,7 +248,9 @@ async fn a_work_queue_takes_one_group_and_says_why() {
     let world = world_on(&server).await;
     let account = world.broker.account();
     account.api("STREAM.DELETE.TEST", Value::Null).await;
-    account.make_stream("TEST", &["order.>"], json!({ "retention": "workqueue" })).await;
+    account
+        .make_stream("TEST", &["order.>"], json!({ "retention": "workqueue" }))
+        .await;
     publish(&world, 1, 1).await;
     let mut billing = world.inbox(&["billing"]).await;
     assert_eq!(next(&mut billing).await, Outcome::Processed);
@@ -229,8 +277,14 @@ async fn it_says_on_what_it_runs() {
     let world = world().await;
     let inbox = world.inbox(&["billing"]).await;
     let broker = inbox.describe().next().expect("the broker").to_owned();
-    assert!(broker.starts_with("NATS 2.") && broker.contains("127.0.0.1"), "{broker}");
+    assert!(
+        broker.starts_with("NATS 2.") && broker.contains("127.0.0.1"),
+        "{broker}"
+    );
     let nowhere = Nats::new(&format!("nats://user:hidden@127.0.0.1:{}", free_port())).expect("a URL");
     let described = nowhere.describe().await.expect("it isn't there yet");
-    assert!(described.contains("not reached yet") && !described.contains("hidden"), "{described}");
+    assert!(
+        described.contains("not reached yet") && !described.contains("hidden"),
+        "{described}"
+    );
 }

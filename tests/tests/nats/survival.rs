@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use inbox_tests::{Settled, Step, TestBroker, TestDatabase, eventually, servers::Proxy};
+use inbox_tests::{
+    Settled, Step, TestBroker, TestDatabase, eventually,
+    servers::{Proxy, nats::Nats as Server},
+};
 use serde_json::{Value, json};
 
 use super::{World, assert_all_done, durable, effects, publish, ready, run, server, stop, through, world, world_on};
@@ -16,7 +19,11 @@ fn slowly(world: &World) {
 }
 
 async fn delete_durable(world: &World) {
-    let deleted = world.broker.account().api("CONSUMER.DELETE.TEST.billing@order,created", Value::Null).await;
+    let deleted = world
+        .broker
+        .account()
+        .api("CONSUMER.DELETE.TEST.billing@order,created", Value::Null)
+        .await;
     assert_eq!(deleted["success"], true, "{deleted}");
 }
 
@@ -74,7 +81,11 @@ async fn f48_a_stream_that_is_deleted_and_made_anew_is_read_from_its_first_messa
     // Numbered as the old ones were, and without ids of their own their positions tell them apart.
     publish(&world, 101, 140).await;
     eventually("all of the new stream", || async {
-        world.database.number("SELECT count(*) FROM effects WHERE msg_id > 'm1' AND length(msg_id) = 4").await == 40
+        world
+            .database
+            .number("SELECT count(*) FROM effects WHERE msg_id > 'm1' AND length(msg_id) = 4")
+            .await
+            == 40
     })
     .await;
     ready(&inbox, true).await;
@@ -90,7 +101,10 @@ async fn f49_a_durable_that_is_deleted_unheard_is_found_missing() {
     let server = server().await;
     let world = world_on(&server).await;
     let proxy = Proxy::before(server.port()).await;
-    let builder = world.builder(&["billing"]).broker(through(&world, &proxy)).ack_wait(SECOND);
+    let builder = world
+        .builder(&["billing"])
+        .broker(through(&world, &proxy))
+        .ack_wait(SECOND);
     let inbox = builder.spawn().await.expect("an inbox");
     publish(&world, 1, 1).await;
     effects(&world, 1).await;
@@ -141,18 +155,22 @@ async fn f50_a_server_that_is_killed_ten_times_loses_nothing() {
         publish(&world, round * 20 + 1, round * 20 + 20).await;
         effects(&world, i64::try_from(round * 20 + 5).expect("small")).await;
         // The last one stops it as an operator does.
-        if round == 9 { server.stop() } else { server.kill() }
+        let end = if round == 9 { Server::stop } else { Server::kill };
+        end(&server);
         server.resume().expect("the server");
     }
     effects(&world, 200).await;
-    eventually("settled", || async { world.broker.settled("audit", ">").await == Some(Settled::ALL) }).await;
+    eventually("settled", || async {
+        world.broker.settled("audit", ">").await == Some(Settled::ALL)
+    })
+    .await;
     ready(&inbox, true).await;
     stop(inbox).await;
     assert_all_done(&world, 200).await;
 }
 
 /// How many messages its clients have sent to the server.
-async fn received(server: &inbox_tests::servers::nats::Nats) -> u64 {
+async fn received(server: &Server) -> u64 {
     let port = server.monitor_port();
     let answer = tokio::task::spawn_blocking(move || {
         use std::io::{Read, Write};
@@ -216,7 +234,10 @@ async fn a_cut_connection_is_made_anew_and_nothing_is_lost() {
     let world = world_on(&server).await;
     let proxy = Proxy::before(server.port()).await;
     slowly(&world);
-    let builder = world.builder(&["audit"]).broker(through(&world, &proxy)).ack_wait(SECOND);
+    let builder = world
+        .builder(&["audit"])
+        .broker(through(&world, &proxy))
+        .ack_wait(SECOND);
     let inbox = builder.spawn().await.expect("an inbox");
     for round in 0..5 {
         publish(&world, round * 20 + 1, round * 20 + 20).await;
@@ -226,7 +247,10 @@ async fn a_cut_connection_is_made_anew_and_nothing_is_lost() {
         proxy.heal();
     }
     effects(&world, 100).await;
-    eventually("settled", || async { world.broker.settled("audit", ">").await == Some(Settled::ALL) }).await;
+    eventually("settled", || async {
+        world.broker.settled("audit", ">").await == Some(Settled::ALL)
+    })
+    .await;
     stop(inbox).await;
     assert_all_done(&world, 100).await;
 }

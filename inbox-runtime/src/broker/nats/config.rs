@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use async_nats::{AuthError, ConnectOptions, ServerAddr, rustls::ClientConfig};
+use async_nats::{ConnectOptions, ServerAddr, rustls::ClientConfig};
 
 use super::tls;
 use crate::registry::Backoff;
@@ -87,7 +87,9 @@ impl Settings {
             .split_once("://")
             .ok_or_else(|| format!("the URL of NATS has no `://`; write for example {EXAMPLE}"))?;
         if !matches!(scheme, "nats" | "tls") {
-            return Err(format!("a URL of NATS begins with nats:// or tls://; write for example {EXAMPLE}"));
+            return Err(format!(
+                "a URL of NATS begins with nats:// or tls://; write for example {EXAMPLE}"
+            ));
         }
         let (hosts, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         let mut settings = Self::default();
@@ -102,7 +104,10 @@ impl Settings {
     }
 
     fn add_host(&mut self, scheme: &str, host: &str) -> Result<(), String> {
-        let host = host.strip_prefix("nats://").or(host.strip_prefix("tls://")).unwrap_or(host);
+        let host = host
+            .strip_prefix("nats://")
+            .or(host.strip_prefix("tls://"))
+            .unwrap_or(host);
         let host = match host.rsplit_once('@') {
             None => host,
             Some((login, host)) => {
@@ -119,7 +124,9 @@ impl Settings {
                 self.servers.push(server);
                 Ok(())
             }
-            _ => Err(format!("`{host}` is no host of a NATS server; write for example {EXAMPLE}")),
+            _ => Err(format!(
+                "`{host}` is no host of a NATS server; write for example {EXAMPLE}"
+            )),
         }
     }
 
@@ -139,7 +146,9 @@ impl Settings {
                 self.client_cert = Some((cert, file()?));
             }
             "tls_first" => {
-                self.tls_first = value.parse().map_err(|_| "write tls_first=true or tls_first=false".to_owned())?;
+                self.tls_first = value
+                    .parse()
+                    .map_err(|_| "write tls_first=true or tls_first=false".to_owned())?;
             }
             "create_stream" => self.new_streams.push(new_stream(value)?),
             _ => {
@@ -158,7 +167,7 @@ impl Settings {
     }
 
     /// How to connect.
-    pub(super) async fn options(&self) -> Result<ConnectOptions, String> {
+    pub(super) fn options(&self) -> Result<ConnectOptions, String> {
         let mut options = match &self.login {
             Login::None => ConnectOptions::new(),
             Login::Token(token) => ConnectOptions::with_token(token.clone()),
@@ -228,7 +237,6 @@ fn decoded(text: &str) -> Result<String, String> {
 pub(super) fn refuses(error: &async_nats::ConnectError) -> bool {
     use async_nats::ConnectErrorKind::{Authentication, AuthorizationViolation, ServerParse};
     matches!(error.kind(), Authentication | AuthorizationViolation | ServerParse)
-        || std::error::Error::source(error).is_some_and(|source| source.is::<AuthError>())
 }
 
 #[cfg(test)]
@@ -253,7 +261,9 @@ mod tests {
         assert_eq!(settings.client_cert, Some(("c.pem".into(), "k.pem".into())));
         assert!(settings.tls_first);
         let login = |url| Settings::parse(url).expect("a URL").login;
-        assert!(matches!(login("nats://h?credentials=a.creds"), Login::Credentials(path) if path == Path::new("a.creds")));
+        assert!(
+            matches!(login("nats://h?credentials=a.creds"), Login::Credentials(path) if path == Path::new("a.creds"))
+        );
         assert!(matches!(login("nats://h?nkey=a.nk"), Login::Nkey(path) if path == Path::new("a.nk")));
     }
 
@@ -286,10 +296,10 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_file_that_is_missing_is_named() {
+    #[test]
+    fn a_file_that_is_missing_is_named() {
         let settings = Settings::parse("nats://h?credentials=/nowhere/a.creds").expect("a URL");
-        let problem = settings.options().await.err().expect("no file");
+        let problem = settings.options().expect_err("no file");
         assert!(problem.contains("/nowhere/a.creds"), "{problem}");
     }
 }

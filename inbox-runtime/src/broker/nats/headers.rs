@@ -25,8 +25,15 @@ pub(super) fn from_map(map: Option<&HeaderMap>) -> Headers {
 pub(super) fn to_map(headers: &Headers) -> Result<HeaderMap, BrokerError> {
     let mut map = HeaderMap::new();
     for (name, value) in headers.iter() {
-        let wrong = |why: &str| BrokerError::Invalid(format!("the header `{}` can't be sent by NATS: {why}", name.escape_debug()));
-        let known: HeaderName = name.parse().map_err(|_| wrong("its name must be visible ASCII without a colon"))?;
+        let wrong = |why: &str| {
+            BrokerError::Invalid(format!(
+                "the header `{}` can't be sent by NATS: {why}",
+                name.escape_debug()
+            ))
+        };
+        let known: HeaderName = name
+            .parse()
+            .map_err(|_| wrong("its name must be visible ASCII without a colon"))?;
         let value = value.ok_or_else(|| wrong("it is null"))?;
         let value = std::str::from_utf8(value).map_err(|_| wrong("its value is not UTF-8"))?;
         let value: HeaderValue = value.parse().map_err(|_| wrong("its value has a line break"))?;
@@ -95,7 +102,11 @@ mod tests {
         let all: Vec<_> = headers.iter().collect();
         assert_eq!(
             all,
-            [("Nats-Msg-Id", Some(&b"m1"[..])), ("X", Some(&b"\xff"[..])), ("bad name", Some(&b"b"[..]))]
+            [
+                ("Nats-Msg-Id", Some(&b"m1"[..])),
+                ("X", Some(&b"\xff"[..])),
+                ("bad name", Some(&b"b"[..]))
+            ]
         );
     }
 

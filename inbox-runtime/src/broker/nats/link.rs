@@ -129,7 +129,7 @@ impl Link {
     async fn connect(&self) -> Result<Client, BrokerError> {
         let addresses = self.settings.addresses();
         let deadline = Instant::now() + CONNECT_TIMEOUT * 2;
-        let why = match timeout_at(deadline, self.options().await?.connect(&addresses[..])).await {
+        let why = match timeout_at(deadline, self.options()?.connect(&addresses[..])).await {
             Ok(Ok(client)) => return Ok(client),
             Ok(Err(error)) if config::refuses(&error) => {
                 return Err(BrokerError::Invalid(format!(
@@ -141,15 +141,19 @@ impl Link {
             Ok(Err(error)) => text(&error),
             Err(_) => "nobody answered in time".to_owned(),
         };
-        tracing::warn!(servers = self.settings.shown(), error = why, "no NATS server can be reached; trying again");
+        tracing::warn!(
+            servers = self.settings.shown(),
+            error = why,
+            "no NATS server can be reached; trying again"
+        );
         *self.news.trouble() = Some(why);
-        let options = self.options().await?.retry_on_initial_connect();
+        let options = self.options()?.retry_on_initial_connect();
         let connected = options.connect(&addresses[..]).await;
         connected.map_err(|error| BrokerError::Invalid(format!("the URL of NATS can't be used: {}", text(&error))))
     }
 
-    async fn options(&self) -> Result<async_nats::ConnectOptions, BrokerError> {
-        let options = self.settings.options().await.map_err(BrokerError::Invalid)?;
+    fn options(&self) -> Result<async_nats::ConnectOptions, BrokerError> {
+        let options = self.settings.options().map_err(BrokerError::Invalid)?;
         let (news, known) = (self.news.clone(), self.news.clone());
         let options = options.reconnect_delay_callback(move |attempts| match attempts {
             0 | 1 if known.connects.load(Ordering::SeqCst) == 0 => Duration::ZERO,
@@ -159,6 +163,12 @@ impl Link {
             news.hear(&event);
             std::future::ready(())
         }))
+    }
+
+    /// Whether there is a connection now.
+    pub(super) fn is_connected(&self) -> bool {
+        let client = self.client.get();
+        client.is_some_and(|client| client.connection_state() == State::Connected)
     }
 
     /// The client, if it is connected.
@@ -174,7 +184,11 @@ impl Link {
     }
 
     fn unreachable(&self) -> String {
-        let why = self.news.trouble().clone().unwrap_or_else(|| "the connection is lost".to_owned());
+        let why = self
+            .news
+            .trouble()
+            .clone()
+            .unwrap_or_else(|| "the connection is lost".to_owned());
         format!("no NATS server can be reached at {}: {why}", self.settings.shown())
     }
 
@@ -214,14 +228,24 @@ impl Link {
         self.ask_within(subject, payload, ANSWER_TIMEOUT).await
     }
 
-    pub(super) async fn ask_within(&self, subject: String, payload: Bytes, wait: Duration) -> Result<Bytes, Unanswered> {
-        let client = self.connected().await.map_err(|error| Unanswered::Unreachable(text(&error)))?;
+    pub(super) async fn ask_within(
+        &self,
+        subject: String,
+        payload: Bytes,
+        wait: Duration,
+    ) -> Result<Bytes, Unanswered> {
+        let client = self
+            .connected()
+            .await
+            .map_err(|error| Unanswered::Unreachable(text(&error)))?;
         let request = Request::new().payload(payload).timeout(Some(wait));
         let answer = tokio::select! {
             answer = client.send_request(subject, request) => answer,
             () = self.lost(client) => return Err(Unanswered::Unreachable(self.unreachable())),
         };
-        answer.map(|message| message.payload).map_err(|error| Unanswered::Unreachable(self.why(&error)))
+        answer
+            .map(|message| message.payload)
+            .map_err(|error| Unanswered::Unreachable(self.why(&error)))
     }
 
     /// Returns when the connection is lost that there is now.
@@ -237,9 +261,14 @@ impl Link {
     fn why(&self, error: &RequestError) -> String {
         match error.kind() {
             RequestErrorKind::NoResponders => {
-                format!("nobody answers at {}: is JetStream on, and the durable there?", self.settings.shown())
+                format!(
+                    "nobody answers at {}: is JetStream on, and the durable there?",
+                    self.settings.shown()
+                )
             }
-            RequestErrorKind::TimedOut => format!("the NATS server at {} did not answer in time", self.settings.shown()),
+            RequestErrorKind::TimedOut => {
+                format!("the NATS server at {} did not answer in time", self.settings.shown())
+            }
             _ => text(error),
         }
     }
@@ -270,6 +299,8 @@ pub(super) fn read_answer<T: DeserializeOwned>(answer: &[u8]) -> Result<T, Unans
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("settings", &self.settings).finish_non_exhaustive()
+        f.debug_struct("Link")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
     }
 }

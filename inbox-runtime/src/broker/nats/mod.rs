@@ -8,8 +8,9 @@
 //!                                          due
 //! ```
 //!
-//! `link` is the connection, `durable` what must be there on the server, `source` the pulling, `ack` the settling,
-//! `rescue` the way around messages that the client library can't read.
+//! `link` is the connection; `stream`, `durable` and `settings` are what must be there on the server; `source` pulls, with
+//! `open` to have something to pull from and `arrive` for what comes; `ack` settles; `rescue` is the way around messages that
+//! the client library can't read.
 
 use std::sync::Arc;
 
@@ -17,8 +18,8 @@ use serde::Deserialize;
 
 use self::{
     config::Settings,
-    durable::StreamInfo,
     link::{Link, read_answer},
+    stream::StreamInfo,
 };
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
@@ -27,13 +28,17 @@ use crate::{
 };
 
 mod ack;
+mod arrive;
 mod config;
 mod durable;
 mod headers;
 mod link;
+mod open;
 mod reply;
 mod rescue;
+mod settings;
 mod source;
+mod stream;
 mod tls;
 
 pub use self::{ack::NatsLease, source::NatsSource};
@@ -109,7 +114,11 @@ impl Nats {
     /// # }
     /// ```
     #[must_use]
-    pub fn create_stream<S: Into<String>>(self, name: impl Into<String>, subjects: impl IntoIterator<Item = S>) -> Self {
+    pub fn create_stream<S: Into<String>>(
+        self,
+        name: impl Into<String>,
+        subjects: impl IntoIterator<Item = S>,
+    ) -> Self {
         let mut settings = self.link.settings.clone();
         settings.new_streams.push(config::NewStream {
             name: name.into(),
@@ -133,23 +142,33 @@ impl Nats {
     pub async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
         names::check_publish_subject(&message.subject).map_err(BrokerError::Invalid)?;
         let Some(payload) = message.payload else {
-            return Err(BrokerError::Invalid("NATS has no null payload; send an empty one".to_owned()));
+            return Err(BrokerError::Invalid(
+                "NATS has no null payload; send an empty one".to_owned(),
+            ));
         };
         let mut headers = headers::to_map(&message.headers)?;
         if message.headers.get(MSG_ID).is_none()
-            && let Some(id) = message.headers.get("message_id").and_then(|id| std::str::from_utf8(id).ok())
+            && let Some(id) = message
+                .headers
+                .get("message_id")
+                .and_then(|id| std::str::from_utf8(id).ok())
             && !id.trim().is_empty()
         {
             headers.insert(MSG_ID, id);
         }
         let client = self.link.connected().await?;
         for attempt in 0.. {
-            let request = async_nats::Request::new().headers(headers.clone()).payload(payload.clone());
+            let request = async_nats::Request::new()
+                .headers(headers.clone())
+                .payload(payload.clone());
             match client.send_request(message.subject.clone(), request).await {
                 Ok(answer) => return self.published(&answer.payload).await,
                 Err(error) if error.kind() == async_nats::client::RequestErrorKind::NoResponders => {
                     if attempt > 0 || !self.make_stream_for(&message.subject).await? {
-                        return Err(BrokerError::Invalid(format!("no stream holds the subject {}", message.subject)));
+                        return Err(BrokerError::Invalid(format!(
+                            "no stream holds the subject {}",
+                            message.subject
+                        )));
                     }
                 }
                 Err(error) => return Err(BrokerError::unavailable("the server did not confirm a message", error)),
@@ -177,10 +196,13 @@ impl Nats {
     async fn make_stream_for(&self, subject: &str) -> Result<bool, BrokerError> {
         let streams = &self.link.settings.new_streams;
         let fits = |stream: &&config::NewStream| {
-            stream.subjects.iter().any(|one| crate::broker::subject::overlap(one, subject))
+            stream
+                .subjects
+                .iter()
+                .any(|one| crate::broker::subject::overlap(one, subject))
         };
         match streams.iter().find(fits) {
-            Some(stream) => Ok(durable::make_stream(&self.link, stream).await.map(|_| true)?),
+            Some(stream) => Ok(stream::make_stream(&self.link, stream).await.map(|_| true)?),
             None => Ok(false),
         }
     }
@@ -214,7 +236,11 @@ impl Broker for Nats {
             source.open_at_start().await?;
             sources.push(source);
         }
-        let mut streams: Vec<_> = sources.iter().filter_map(NatsSource::stream).map(str::to_owned).collect();
+        let mut streams: Vec<_> = sources
+            .iter()
+            .filter_map(NatsSource::stream)
+            .map(str::to_owned)
+            .collect();
         streams.sort_unstable();
         streams.dedup();
         durable::warn_of_unused(&self.link, &streams, &subscriptions).await;

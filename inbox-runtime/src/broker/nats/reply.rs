@@ -57,7 +57,13 @@ mod tests {
 
     #[test]
     fn anything_else_is_none() {
-        for text in ["", "_INBOX.a.1", "$JS.ACK.a.b.c", "$JS.ACK.s.d.x.17.23.1.5", "$JS.ACK.s.d.1.17.23.1"] {
+        for text in [
+            "",
+            "_INBOX.a.1",
+            "$JS.ACK.a.b.c",
+            "$JS.ACK.s.d.x.17.23.1.5",
+            "$JS.ACK.s.d.1.17.23.1",
+        ] {
             assert_eq!(Reply::read(text), None, "{text}");
         }
     }

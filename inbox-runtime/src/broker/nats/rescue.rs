@@ -115,7 +115,11 @@ pub(super) async fn rescue(
     let mut found = Vec::new();
     let last = info.delivered.stream_seq;
     let mut next = (info.ack_floor.stream_seq + 1).max(last.saturating_sub(WINDOW));
-    for seq in rescued.waiting(info.ack_floor.stream_seq).into_iter().filter(|seq| *seq < next) {
+    for seq in rescued
+        .waiting(info.ack_floor.stream_seq)
+        .into_iter()
+        .filter(|seq| *seq < next)
+    {
         found.extend(Stored::get(link, &durable.stream, &json!({ "seq": seq })).await.ok());
     }
     while next <= last {

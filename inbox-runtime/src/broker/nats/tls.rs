@@ -69,6 +69,9 @@ mod tests {
     fn a_configuration_needs_no_default_provider() {
         assert!(async_nats::rustls::crypto::CryptoProvider::get_default().is_none());
         config(None, None).expect("a configuration");
-        assert!(async_nats::rustls::crypto::CryptoProvider::get_default().is_none(), "nothing was installed");
+        assert!(
+            async_nats::rustls::crypto::CryptoProvider::get_default().is_none(),
+            "nothing was installed"
+        );
     }
 }
