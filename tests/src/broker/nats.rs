@@ -231,7 +231,11 @@ impl JetStream {
         answer
     }
 
-    /// What the server says about a durable.
+    /// What the server says about a durable; `None` if there is none.
+    ///
+    /// # Panics
+    ///
+    /// When it says anything else.
     pub async fn durable(&self, stream: &str, group: &str, subject: &str) -> Option<Value> {
         let info = self
             .api(
@@ -239,7 +243,11 @@ impl JetStream {
                 Value::Null,
             )
             .await;
-        info.get("error").is_none().then_some(info)
+        if info["error"]["code"] == 404 {
+            return None;
+        }
+        assert!(info["config"].is_object(), "no durable: {info}");
+        Some(info)
     }
 }
 

@@ -17,6 +17,8 @@ pub(super) const MAX_DURABLE: usize = 255;
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long the server may take to answer.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it may take to confirm what was said about a delivery. A durable that has just been deleted never does.
+pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one pull request stays with the server; one whose end isn't heard of a second after that is taken for lost.
 pub(super) const PULL_EXPIRES: Duration = Duration::from_secs(2);
 /// How long after its end a pull request is taken for lost.
