@@ -34,6 +34,10 @@ pub trait TestBroker: Clone + Send + Sync + 'static {
 
     /// Whether a payload and a header can be null.
     const NULLS: bool = true;
+    /// Whether spaces around the value of a header get lost.
+    const TRIMS: bool = false;
+    /// How long the value of a header may be, in bytes.
+    const LONGEST_HEADER: usize = usize::MAX;
 
     /// A broker with nothing on it.
     async fn fresh() -> Self;

@@ -3,10 +3,7 @@
 use std::{
     fmt::Write as _,
     io,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -15,29 +12,30 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::TcpStream,
-    sync::Mutex,
 };
 
 use super::{Settled, TestBroker};
 use crate::servers::nats::Nats as Server;
 
-/// How many tests one process can have on the shared server.
-const ACCOUNTS: u32 = 300;
+/// How many tests share a server.
+const ACCOUNTS: u32 = 16;
 /// The stream of each test.
 const STREAM: &str = "TEST";
 /// How long a server remembers the ids of messages.
 const WINDOW: Duration = Duration::from_millis(100);
 /// What the tests publish to.
-const SUBJECTS: [&str; 9] = [
+const SUBJECTS: [&str; 11] = [
     "order.>",
     "orders.>",
+    "users.>",
     "p.>",
     "raw.>",
     "all.>",
     "instrument.>",
     "cfg.>",
     "twin.>",
-    "other.>",
+    "generated.>",
+    "const.>",
 ];
 
 /// One account of a NATS server, spoken to by bytes of our own: whatever can be published can be published here.
@@ -46,7 +44,7 @@ pub struct JetStream {
     port: u16,
     /// User and password.
     user: Option<String>,
-    wire: Arc<Mutex<Option<Wire>>>,
+    wire: Arc<tokio::sync::Mutex<Option<Wire>>>,
 }
 
 #[derive(Debug)]
@@ -229,11 +227,15 @@ impl JetStream {
     pub async fn publish_raw(&self, subject: &str, headers: impl AsRef<[u8]>, payload: &[u8]) -> Value {
         let answer = self.request(subject, headers, payload).await;
         let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
-        assert!(answer.get("seq").is_some(), "not stored: {answer}");
+        assert!(answer["seq"].as_u64() > Some(0), "not stored: {answer}");
         answer
     }
 
-    /// What the server says about a durable.
+    /// What the server says about a durable; `None` if there is none.
+    ///
+    /// # Panics
+    ///
+    /// When it says anything else.
     pub async fn durable(&self, stream: &str, group: &str, subject: &str) -> Option<Value> {
         let info = self
             .api(
@@ -241,7 +243,11 @@ impl JetStream {
                 Value::Null,
             )
             .await;
-        info.get("error").is_none().then_some(info)
+        if info["error"]["code"] == 404 {
+            return None;
+        }
+        assert!(info["config"].is_object(), "no durable: {info}");
+        Some(info)
     }
 }
 
@@ -290,20 +296,26 @@ impl Wire {
     }
 }
 
-/// The server that the tests of a process share.
-fn shared() -> &'static Server {
-    static SHARED: OnceLock<Server> = OnceLock::new();
-    SHARED.get_or_init(|| {
+/// The servers that the tests of a process share, each test with an account of its own. An account takes a server as long to
+/// set up as anything else, so there are no more than are needed.
+fn account() -> JetStream {
+    static SHARED: Mutex<(Vec<Server>, u32)> = Mutex::new((Vec::new(), ACCOUNTS));
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if shared.1 == ACCOUNTS {
         let mut config = "accounts {\n".to_owned();
         for number in 0..ACCOUNTS {
-            let _ = writeln!(
-                config,
-                "T{number} {{ jetstream: enabled, users: [{{user: t{number}, password: t{number}}}] }}"
-            );
+            let user = format!("{{user: t{number}, password: t{number}}}");
+            let _ = writeln!(config, "T{number} {{ jetstream: enabled, users: [{user}] }}");
         }
         config.push('}');
-        Server::start_with(&config).expect("a NATS server")
-    })
+        let server = Server::start_with(&config).expect("a NATS server");
+        *shared = (std::mem::take(&mut shared.0), 0);
+        shared.0.push(server);
+    }
+    let user = format!("t{}", shared.1);
+    shared.1 += 1;
+    let server = shared.0.last().expect("it was started");
+    JetStream::of(server.port(), Some(user))
 }
 
 /// A stream on JetStream.
@@ -344,13 +356,11 @@ impl TestBroker for NatsJetStream {
     type Broker = Nats;
 
     const NULLS: bool = false;
+    const TRIMS: bool = true;
+    const LONGEST_HEADER: usize = 65_000;
 
     async fn fresh() -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        assert!(number < ACCOUNTS, "there are too few accounts");
-        let server = tokio::task::spawn_blocking(shared).await.expect("the server");
-        Self::of(JetStream::of(server.port(), Some(format!("t{number}")))).await
+        Self::of(tokio::task::spawn_blocking(account).await.expect("an account")).await
     }
 
     fn connect(&self) -> Nats {

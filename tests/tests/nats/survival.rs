@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use inbox_tests::{Settled, Step, TestBroker, TestDatabase, eventually, servers::Proxy};
+use inbox_tests::{
+    Settled, Step, TestBroker, TestDatabase, eventually,
+    servers::{Proxy, nats::Nats as Server},
+};
 use serde_json::{Value, json};
 
 use super::{World, assert_all_done, durable, effects, publish, ready, run, server, stop, through, world, world_on};
@@ -152,11 +155,8 @@ async fn f50_a_server_that_is_killed_ten_times_loses_nothing() {
         publish(&world, round * 20 + 1, round * 20 + 20).await;
         effects(&world, i64::try_from(round * 20 + 5).expect("small")).await;
         // The last one stops it as an operator does.
-        if round == 9 {
-            server.stop()
-        } else {
-            server.kill()
-        }
+        let end = if round == 9 { Server::stop } else { Server::kill };
+        end(&server);
         server.resume().expect("the server");
     }
     effects(&world, 200).await;
@@ -170,7 +170,7 @@ async fn f50_a_server_that_is_killed_ten_times_loses_nothing() {
 }
 
 /// How many messages its clients have sent to the server.
-async fn received(server: &inbox_tests::servers::nats::Nats) -> u64 {
+async fn received(server: &Server) -> u64 {
     let port = server.monitor_port();
     let answer = tokio::task::spawn_blocking(move || {
         use std::io::{Read, Write};

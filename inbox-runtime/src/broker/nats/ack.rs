@@ -8,6 +8,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
+    config::SETTLE_TIMEOUT,
     durable::Durable,
     link::{Link, Unanswered},
     rescue::{Hands, Rescued},
@@ -76,7 +77,11 @@ impl NatsLease {
 
     /// Says it and waits until the server has heard it.
     async fn say(&self, word: String) -> Result<(), BrokerError> {
-        match self.link.ask(self.reply.clone(), word.into()).await {
+        match self
+            .link
+            .ask_within(self.reply.clone(), word.into(), SETTLE_TIMEOUT)
+            .await
+        {
             Ok(_) => Ok(()),
             Err(Unanswered::Unreachable(message)) => Err(BrokerError::Unavailable { message, source: None }),
             Err(error) => Err(error.into()),

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use async_nats::{AuthError, ConnectOptions, ServerAddr, rustls::ClientConfig};
+use async_nats::{ConnectOptions, ServerAddr, rustls::ClientConfig};
 
 use super::tls;
 use crate::registry::Backoff;
@@ -17,6 +17,8 @@ pub(super) const MAX_DURABLE: usize = 255;
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long the server may take to answer.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it may take to confirm what was said about a delivery. A durable that has just been deleted never does.
+pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one pull request stays with the server; one whose end isn't heard of a second after that is taken for lost.
 pub(super) const PULL_EXPIRES: Duration = Duration::from_secs(2);
 /// How long after its end a pull request is taken for lost.
@@ -167,7 +169,7 @@ impl Settings {
     }
 
     /// How to connect.
-    pub(super) async fn options(&self) -> Result<ConnectOptions, String> {
+    pub(super) fn options(&self) -> Result<ConnectOptions, String> {
         let mut options = match &self.login {
             Login::None => ConnectOptions::new(),
             Login::Token(token) => ConnectOptions::with_token(token.clone()),
@@ -237,7 +239,6 @@ fn decoded(text: &str) -> Result<String, String> {
 pub(super) fn refuses(error: &async_nats::ConnectError) -> bool {
     use async_nats::ConnectErrorKind::{Authentication, AuthorizationViolation, ServerParse};
     matches!(error.kind(), Authentication | AuthorizationViolation | ServerParse)
-        || std::error::Error::source(error).is_some_and(|source| source.is::<AuthError>())
 }
 
 #[cfg(test)]
@@ -297,10 +298,10 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_file_that_is_missing_is_named() {
+    #[test]
+    fn a_file_that_is_missing_is_named() {
         let settings = Settings::parse("nats://h?credentials=/nowhere/a.creds").expect("a URL");
-        let problem = settings.options().await.err().expect("no file");
+        let problem = settings.options().expect_err("no file");
         assert!(problem.contains("/nowhere/a.creds"), "{problem}");
     }
 }

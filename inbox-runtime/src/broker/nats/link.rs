@@ -129,7 +129,7 @@ impl Link {
     async fn connect(&self) -> Result<Client, BrokerError> {
         let addresses = self.settings.addresses();
         let deadline = Instant::now() + CONNECT_TIMEOUT * 2;
-        let why = match timeout_at(deadline, self.options().await?.connect(&addresses[..])).await {
+        let why = match timeout_at(deadline, self.options()?.connect(&addresses[..])).await {
             Ok(Ok(client)) => return Ok(client),
             Ok(Err(error)) if config::refuses(&error) => {
                 return Err(BrokerError::Invalid(format!(
@@ -147,13 +147,13 @@ impl Link {
             "no NATS server can be reached; trying again"
         );
         *self.news.trouble() = Some(why);
-        let options = self.options().await?.retry_on_initial_connect();
+        let options = self.options()?.retry_on_initial_connect();
         let connected = options.connect(&addresses[..]).await;
         connected.map_err(|error| BrokerError::Invalid(format!("the URL of NATS can't be used: {}", text(&error))))
     }
 
-    async fn options(&self) -> Result<async_nats::ConnectOptions, BrokerError> {
-        let options = self.settings.options().await.map_err(BrokerError::Invalid)?;
+    fn options(&self) -> Result<async_nats::ConnectOptions, BrokerError> {
+        let options = self.settings.options().map_err(BrokerError::Invalid)?;
         let (news, known) = (self.news.clone(), self.news.clone());
         let options = options.reconnect_delay_callback(move |attempts| match attempts {
             0 | 1 if known.connects.load(Ordering::SeqCst) == 0 => Duration::ZERO,
@@ -163,6 +163,12 @@ impl Link {
             news.hear(&event);
             std::future::ready(())
         }))
+    }
+
+    /// Whether there is a connection now.
+    pub(super) fn is_connected(&self) -> bool {
+        let client = self.client.get();
+        client.is_some_and(|client| client.connection_state() == State::Connected)
     }
 
     /// The client, if it is connected.

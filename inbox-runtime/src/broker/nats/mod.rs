@@ -8,8 +8,9 @@
 //!                                          due
 //! ```
 //!
-//! `link` is the connection, `durable` what must be there on the server, `source` the pulling, `ack` the settling,
-//! `rescue` the way around messages that the client library can't read.
+//! `link` is the connection; `stream`, `durable` and `settings` are what must be there on the server; `source` pulls, with
+//! `open` to have something to pull from and `arrive` for what comes; `ack` settles; `rescue` is the way around messages that
+//! the client library can't read.
 
 use std::sync::Arc;
 
@@ -17,8 +18,8 @@ use serde::Deserialize;
 
 use self::{
     config::Settings,
-    durable::StreamInfo,
     link::{Link, read_answer},
+    stream::StreamInfo,
 };
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
@@ -27,13 +28,17 @@ use crate::{
 };
 
 mod ack;
+mod arrive;
 mod config;
 mod durable;
 mod headers;
 mod link;
+mod open;
 mod reply;
 mod rescue;
+mod settings;
 mod source;
+mod stream;
 mod tls;
 
 pub use self::{ack::NatsLease, source::NatsSource};
@@ -197,7 +202,7 @@ impl Nats {
                 .any(|one| crate::broker::subject::overlap(one, subject))
         };
         match streams.iter().find(fits) {
-            Some(stream) => Ok(durable::make_stream(&self.link, stream).await.map(|_| true)?),
+            Some(stream) => Ok(stream::make_stream(&self.link, stream).await.map(|_| true)?),
             None => Ok(false),
         }
     }
