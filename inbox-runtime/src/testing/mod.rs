@@ -41,6 +41,7 @@ use std::{fmt, panic::Location};
 
 mod database;
 mod harness;
+mod look;
 mod point;
 
 #[cfg(feature = "sqlite")]
