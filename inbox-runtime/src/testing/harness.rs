@@ -34,7 +34,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(30);
 ///
 /// # Examples
 ///
-/// ```
+/// ```standalone_crate
 /// # #[cfg(all(feature = "macros", feature = "sqlite"))]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
@@ -74,8 +74,8 @@ impl<P: TestPool> Harness<P> {
     /// called for the first start and for the one after each crash, as the `main` of a program is. The inbox's tables are
     /// made if they are not there.
     ///
-    /// ```
-    /// # #[cfg(feature = "sqlite")]
+    /// ```standalone_crate
+    /// # #[cfg(all(feature = "macros", feature = "sqlite"))]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
     /// # use inbox_runtime::{HandlerError, State, inbox_handler, sqlx::SqliteConnection};
@@ -87,7 +87,7 @@ impl<P: TestPool> Harness<P> {
     /// let inbox = Harness::start(database.pool(), |inbox| inbox.groups(["mail"]).state("shop@example.com")).await;
     /// # drop(inbox);
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
+    /// # #[cfg(not(all(feature = "macros", feature = "sqlite")))]
     /// # fn main() {}
     /// ```
     ///
