@@ -97,7 +97,7 @@ impl Workspace {
 
     /// What a command names that isn't there.
     fn missing(&self, command: &str) -> Vec<String> {
-        const KNOWN: [&str; 5] = ["run", "test", "clippy", "fmt", "bench"];
+        const KNOWN: [&str; 6] = ["run", "test", "clippy", "fmt", "bench", "doc"];
         let mut words = command.split_whitespace().skip_while(|word| *word != "cargo").skip(1);
         let mut missing = Vec::new();
         match words.next() {
