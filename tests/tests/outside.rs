@@ -23,6 +23,9 @@ fn cargo(folder: &Path, arguments: &[&str]) -> Command {
         .args(arguments)
         .arg("--offline")
         .env("CARGO_TARGET_DIR", folder_of_builds())
+        // Nobody debugs it, and it builds faster so.
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        .env("CARGO_INCREMENTAL", "0")
         .env_remove("RUSTFLAGS")
         .env_remove("DATABASE_URL")
         .env_remove("INBOX_BROKER_URL");

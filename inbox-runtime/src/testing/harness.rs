@@ -4,17 +4,17 @@ use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
 use super::{
     Caller, Point, TestPool,
-    point::{Settled, Watch, message_id},
+    look::list,
+    point::{Settled, Watch},
 };
 use crate::{
     broker::{
         Published,
-        embedded::{Embedded, Stage, Traced},
+        embedded::{Embedded, Stage},
     },
     delivery::Message,
     inbox::{Inbox, InboxBuilder},
     outcome::Outcome,
-    registry::HandlerMeta,
     tally::Report,
 };
 
@@ -26,15 +26,47 @@ const LOCK_WAIT: Duration = Duration::from_secs(30);
 /// Handlers on an embedded broker in memory and on a database of the test's. See the [module](super).
 ///
 /// Its methods panic where what they expect is not there, with what was expected, what was there, and the line of the test.
+///
+/// # Cancel safety
+///
+/// A method that is dropped half-way is a crash of the handler: what it wrote is rolled back, and the message comes again
+/// when its lease has run out.
+///
+/// # Examples
+///
+/// ```standalone_crate
+/// # #[cfg(all(feature = "macros", feature = "sqlite"))]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use inbox_runtime::{HandlerError, Message, Outcome, inbox_handler, sqlx::SqliteConnection};
+/// use inbox_runtime::testing::{Harness, TempSqlite};
+///
+/// #[inbox_handler(group = "billing", subject = "order.created")]
+/// async fn create_invoice(_tx: &mut SqliteConnection) -> Result<(), HandlerError> {
+///     Ok(())
+/// }
+///
+/// let database = TempSqlite::new("").await;
+/// let mut inbox = Harness::start(database.pool(), |inbox| inbox.groups(["billing"])).await;
+/// inbox.publish(Message::new("order.created", "{}").id("evt-1")).await;
+/// assert_eq!(inbox.outcome("evt-1").await, Outcome::Processed);
+/// // The acknowledgement is lost, and the message is delivered again.
+/// inbox.redeliver("evt-1").await;
+/// let report = inbox.run_until_settled().await;
+/// assert_eq!((report.processed, report.duplicate), (0, 1));
+/// # }
+/// # #[cfg(not(all(feature = "macros", feature = "sqlite")))]
+/// # fn main() {}
+/// ```
 pub struct Harness<P> {
-    pool: P,
-    broker: Embedded,
+    pub(super) pool: P,
+    pub(super) broker: Embedded,
     configure: Box<dyn Fn(InboxBuilder) -> InboxBuilder + Send>,
-    inbox: Inbox,
+    pub(super) inbox: Inbox,
     /// What became of the deliveries that nobody has asked for yet, oldest first.
     settled: VecDeque<Settled>,
     /// The same for all of them, as text.
-    history: Vec<String>,
+    pub(super) history: Vec<String>,
 }
 
 impl<P: TestPool> Harness<P> {
@@ -42,8 +74,8 @@ impl<P: TestPool> Harness<P> {
     /// called for the first start and for the one after each crash, as the `main` of a program is. The inbox's tables are
     /// made if they are not there.
     ///
-    /// ```
-    /// # #[cfg(feature = "sqlite")]
+    /// ```standalone_crate
+    /// # #[cfg(all(feature = "macros", feature = "sqlite"))]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
     /// # use inbox_runtime::{HandlerError, State, inbox_handler, sqlx::SqliteConnection};
@@ -55,7 +87,7 @@ impl<P: TestPool> Harness<P> {
     /// let inbox = Harness::start(database.pool(), |inbox| inbox.groups(["mail"]).state("shop@example.com")).await;
     /// # drop(inbox);
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
+    /// # #[cfg(not(all(feature = "macros", feature = "sqlite")))]
     /// # fn main() {}
     /// ```
     ///
@@ -223,75 +255,6 @@ impl<P: TestPool> Harness<P> {
         self.broker.advance_clock(by);
     }
 
-    /// Asserts that every handler that takes the message with that id has acknowledged it.
-    ///
-    /// # Panics
-    ///
-    /// When one has not, or there is no such message.
-    #[track_caller]
-    pub fn assert_acked(&self, id: &str) -> impl Future<Output = ()> {
-        let caller = Caller::here();
-        async move {
-            let found = self.find(id, caller).await;
-            if found.is_empty() || found.iter().any(|(_, traced)| traced.stage != Stage::Acked) {
-                let there = self.whereabouts(id, caller).await;
-                caller.fail(format_args!("expected `{id}` to be acknowledged, but {there}"));
-            }
-        }
-    }
-
-    /// Asserts that no handler has acknowledged the message with that id.
-    ///
-    /// # Panics
-    ///
-    /// When one has, or there is no such message.
-    #[track_caller]
-    pub fn assert_not_acked(&self, id: &str) -> impl Future<Output = ()> {
-        let caller = Caller::here();
-        async move {
-            let found = self.find(id, caller).await;
-            if found.is_empty() || found.iter().any(|(_, traced)| traced.stage == Stage::Acked) {
-                let there = self.whereabouts(id, caller).await;
-                caller.fail(format_args!("expected `{id}` not to be acknowledged, but {there}"));
-            }
-        }
-    }
-
-    /// The one number that a query on the database gives.
-    ///
-    /// # Panics
-    ///
-    /// When the query fails or gives something else.
-    #[track_caller]
-    pub fn count(&self, sql: &str) -> impl Future<Output = i64> {
-        let caller = Caller::here();
-        async move {
-            let number = self.pool.number(sql.to_owned()).await;
-            number.unwrap_or_else(|error| caller.fail(format_args!("`{sql}` failed: {error}")))
-        }
-    }
-
-    /// Asserts the one number that a query on the database gives: how many effects there are.
-    ///
-    /// # Panics
-    ///
-    /// When it is another one, or the query fails.
-    #[track_caller]
-    pub fn assert_count(&self, sql: &str, expected: i64) -> impl Future<Output = ()> {
-        let caller = Caller::here();
-        async move {
-            let number = self.pool.number(sql.to_owned()).await;
-            match number {
-                Ok(number) if number == expected => {}
-                Ok(number) => caller.fail(format_args!(
-                    "expected {expected} from `{sql}`, but there are {number}; {}",
-                    self.past()
-                )),
-                Err(error) => caller.fail(format_args!("expected {expected} from `{sql}`, but it failed: {error}")),
-            }
-        }
-    }
-
     /// The next delivery of a message that nobody has asked for.
     async fn next_of(&mut self, id: &str, expected: &str, caller: Caller) -> Settled {
         let watch = Watch::new(None);
@@ -342,56 +305,6 @@ impl<P: TestPool> Harness<P> {
         self.broker.advance_clock(lease);
     }
 
-    /// How long it takes until a message comes again, if one does.
-    async fn next_due(&self, caller: Caller) -> Option<Duration> {
-        let traced = self.trace(caller).await;
-        let due = traced.iter().filter_map(|(_, traced)| match traced.stage {
-            Stage::Pending(due) => Some(due),
-            Stage::Waiting | Stage::Acked => None,
-        });
-        due.min()
-    }
-
-    /// Every message, with each handler that takes it.
-    async fn trace(&self, caller: Caller) -> Vec<(&'static HandlerMeta, Traced)> {
-        let mut all = Vec::new();
-        for meta in self.inbox.handlers() {
-            let traced = self.broker.trace(meta.group, meta.subject).await;
-            let traced = traced.unwrap_or_else(|error| caller.fail(format_args!("the broker failed: {error}")));
-            all.extend(traced.into_iter().map(|traced| (meta, traced)));
-        }
-        all
-    }
-
-    /// The messages of that id, with each handler that takes them.
-    async fn find(&self, id: &str, caller: Caller) -> Vec<(&'static HandlerMeta, Traced)> {
-        let mut found = self.trace(caller).await;
-        found.retain(|(meta, traced)| message_id(&traced.delivery, meta) == id);
-        found
-    }
-
-    /// Where the messages of that id are, in words.
-    async fn whereabouts(&self, id: &str, caller: Caller) -> String {
-        let found = self.find(id, caller).await;
-        let mut words: Vec<_> = found.iter().map(|(meta, traced)| stage(id, meta, traced)).collect();
-        if words.is_empty() {
-            let handlers: Vec<_> = self
-                .inbox
-                .handlers()
-                .map(|meta| format!("{} takes `{}`", meta.name, meta.subject))
-                .collect();
-            words.push(format!(
-                "no handler was sent a message of that id ({}); was it published, and to that subject?",
-                handlers.join(", ")
-            ));
-        }
-        format!("{}; {}", words.join(", "), self.past())
-    }
-
-    fn past(&self) -> String {
-        format!("until now: {}", list(&self.history, "; "))
-    }
-
     fn endless(&self, expected: &str, caller: Caller) -> ! {
         let last = self.history.last().map_or("nothing", String::as_str);
         caller.fail(format_args!(
@@ -413,26 +326,6 @@ async fn start<P: TestPool>(
         .lock_wait(LOCK_WAIT);
     let built = configure(builder).build().await;
     built.unwrap_or_else(|error| caller.fail(format_args!("{error:?}")))
-}
-
-fn stage(id: &str, meta: &HandlerMeta, traced: &Traced) -> String {
-    let name = meta.name;
-    match traced.stage {
-        Stage::Waiting => format!("`{id}` waits for its first delivery to {name}"),
-        Stage::Pending(due) => format!(
-            "`{id}` was delivered to {name} and comes again in {}",
-            humantime::format_duration(due)
-        ),
-        Stage::Acked => format!("{name} has acknowledged `{id}`"),
-    }
-}
-
-fn list<T: AsRef<str>>(items: &[T], separator: &str) -> String {
-    if items.is_empty() {
-        return "nothing".to_owned();
-    }
-    let items: Vec<_> = items.iter().map(AsRef::as_ref).collect();
-    items.join(separator)
 }
 
 impl<P> fmt::Debug for Harness<P> {

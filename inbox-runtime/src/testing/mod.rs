@@ -5,7 +5,7 @@
 //! know nothing of each other. The broker's clock stands still; where nothing is ready it is put forward to the next
 //! delivery, so that no test waits for a back-off or for a lease, and the order of deliveries is the same each time.
 //!
-//! ```
+//! ```standalone_crate
 //! use inbox_runtime::{
 //!     Json, Message, Outcome, inbox_handler,
 //!     sqlx::{self, SqliteConnection},
@@ -41,6 +41,7 @@ use std::{fmt, panic::Location};
 
 mod database;
 mod harness;
+mod look;
 mod point;
 
 #[cfg(feature = "sqlite")]

@@ -1,0 +1,150 @@
+//! What a harness finds out without handling anything: from the broker, from the database, and in words.
+
+use std::time::Duration;
+
+use super::{Caller, Harness, TestPool, point::message_id};
+use crate::{
+    broker::embedded::{Stage, Traced},
+    registry::HandlerMeta,
+};
+
+impl<P: TestPool> Harness<P> {
+    /// Asserts that every handler that takes the message with that id has acknowledged it.
+    ///
+    /// # Panics
+    ///
+    /// When one has not, or there is no such message.
+    #[track_caller]
+    pub fn assert_acked(&self, id: &str) -> impl Future<Output = ()> {
+        let caller = Caller::here();
+        async move {
+            let found = self.find(id, caller).await;
+            if found.is_empty() || found.iter().any(|(_, traced)| traced.stage != Stage::Acked) {
+                let there = self.whereabouts(id, caller).await;
+                caller.fail(format_args!("expected `{id}` to be acknowledged, but {there}"));
+            }
+        }
+    }
+
+    /// Asserts that no handler has acknowledged the message with that id.
+    ///
+    /// # Panics
+    ///
+    /// When one has, or there is no such message.
+    #[track_caller]
+    pub fn assert_not_acked(&self, id: &str) -> impl Future<Output = ()> {
+        let caller = Caller::here();
+        async move {
+            let found = self.find(id, caller).await;
+            if found.is_empty() || found.iter().any(|(_, traced)| traced.stage == Stage::Acked) {
+                let there = self.whereabouts(id, caller).await;
+                caller.fail(format_args!("expected `{id}` not to be acknowledged, but {there}"));
+            }
+        }
+    }
+
+    /// The one number that a query on the database gives.
+    ///
+    /// # Panics
+    ///
+    /// When the query fails or gives something else.
+    #[track_caller]
+    pub fn count(&self, sql: &str) -> impl Future<Output = i64> {
+        let caller = Caller::here();
+        async move {
+            let number = self.pool.number(sql.to_owned()).await;
+            number.unwrap_or_else(|error| caller.fail(format_args!("`{sql}` failed: {error}")))
+        }
+    }
+
+    /// Asserts the one number that a query on the database gives: how many effects there are.
+    ///
+    /// # Panics
+    ///
+    /// When it is another one, or the query fails.
+    #[track_caller]
+    pub fn assert_count(&self, sql: &str, expected: i64) -> impl Future<Output = ()> {
+        let caller = Caller::here();
+        async move {
+            let number = self.pool.number(sql.to_owned()).await;
+            match number {
+                Ok(number) if number == expected => {}
+                Ok(number) => caller.fail(format_args!(
+                    "expected {expected} from `{sql}`, but there are {number}; {}",
+                    self.past()
+                )),
+                Err(error) => caller.fail(format_args!("expected {expected} from `{sql}`, but it failed: {error}")),
+            }
+        }
+    }
+
+    /// How long it takes until a message comes again, if one does.
+    pub(super) async fn next_due(&self, caller: Caller) -> Option<Duration> {
+        let traced = self.trace(caller).await;
+        let due = traced.iter().filter_map(|(_, traced)| match traced.stage {
+            Stage::Pending(due) => Some(due),
+            Stage::Waiting | Stage::Acked => None,
+        });
+        due.min()
+    }
+
+    /// Every message, with each handler that takes it.
+    async fn trace(&self, caller: Caller) -> Vec<(&'static HandlerMeta, Traced)> {
+        let mut all = Vec::new();
+        for meta in self.inbox.handlers() {
+            let traced = self.broker.trace(meta.group, meta.subject).await;
+            let traced = traced.unwrap_or_else(|error| caller.fail(format_args!("the broker failed: {error}")));
+            all.extend(traced.into_iter().map(|traced| (meta, traced)));
+        }
+        all
+    }
+
+    /// The messages of that id, with each handler that takes them.
+    pub(super) async fn find(&self, id: &str, caller: Caller) -> Vec<(&'static HandlerMeta, Traced)> {
+        let mut found = self.trace(caller).await;
+        found.retain(|(meta, traced)| message_id(&traced.delivery, meta) == id);
+        found
+    }
+
+    /// Where the messages of that id are, in words.
+    pub(super) async fn whereabouts(&self, id: &str, caller: Caller) -> String {
+        let found = self.find(id, caller).await;
+        let mut words: Vec<_> = found.iter().map(|(meta, traced)| stage(id, meta, traced)).collect();
+        if words.is_empty() {
+            let handlers: Vec<_> = self
+                .inbox
+                .handlers()
+                .map(|meta| format!("{} takes `{}`", meta.name, meta.subject))
+                .collect();
+            words.push(format!(
+                "no handler was sent a message of that id ({}); was it published, and to that subject?",
+                handlers.join(", ")
+            ));
+        }
+        format!("{}; {}", words.join(", "), self.past())
+    }
+
+    pub(super) fn past(&self) -> String {
+        format!("until now: {}", list(&self.history, "; "))
+    }
+}
+
+fn stage(id: &str, meta: &HandlerMeta, traced: &Traced) -> String {
+    let name = meta.name;
+    match traced.stage {
+        Stage::Waiting => format!("`{id}` waits for its first delivery to {name}"),
+        Stage::Pending(due) => format!(
+            "`{id}` was delivered to {name} and comes again in {}",
+            humantime::format_duration(due)
+        ),
+        Stage::Acked => format!("{name} has acknowledged `{id}`"),
+    }
+}
+
+pub(super) fn list<T: AsRef<str>>(items: &[T], separator: &str) -> String {
+    if items.is_empty() {
+        return "nothing".to_owned();
+    }
+    let items: Vec<_> = items.iter().map(AsRef::as_ref).collect();
+    items.join(separator)
+}
