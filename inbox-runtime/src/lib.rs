@@ -55,16 +55,18 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bound;
+mod bounds;
 mod broker;
 mod check;
 mod claim;
-mod config;
+pub mod config;
 mod dead_letters;
 mod delivery;
 mod error;
 mod extract;
 mod failpoint;
 mod file;
+pub mod guide;
 mod identity;
 mod inbox;
 mod names;

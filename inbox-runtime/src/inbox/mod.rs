@@ -42,7 +42,7 @@ pub struct Inbox {
 
 /// One handler with its source.
 struct Line {
-    meta: &'static HandlerMeta,
+    meta: Arc<HandlerMeta>,
     runner: Arc<dyn Runner>,
     source: DynSource,
     trouble: Trouble,
@@ -66,9 +66,9 @@ impl Inbox {
         self.descriptions.iter().map(String::as_str)
     }
 
-    /// The handlers that it runs.
-    pub fn handlers(&self) -> impl Iterator<Item = &'static HandlerMeta> {
-        self.lines.iter().map(|line| line.meta)
+    /// The handlers that it runs, with what `inbox.toml` says of them in place of their attributes.
+    pub fn handlers(&self) -> impl Iterator<Item = &HandlerMeta> {
+        self.lines.iter().map(|line| &*line.meta)
     }
 
     /// Waits for one message, handles and settles it. Returns `None` when there was none within `timeout`; a `timeout` of
@@ -138,7 +138,7 @@ impl Inbox {
         let troubles = self
             .lines
             .iter()
-            .map(|line| (line.meta, line.trouble.clone(), line.source.status()))
+            .map(|line| (line.meta.clone(), line.trouble.clone(), line.source.status()))
             .collect();
         let tally = self.tally.clone();
         let task = tokio::spawn(self.drive(stop.clone()));
@@ -282,7 +282,7 @@ impl fmt::Debug for Inbox {
 pub struct InboxHandle {
     stop: Stop,
     task: JoinHandle<Result<Report, Error>>,
-    troubles: Vec<(&'static HandlerMeta, Trouble, SourceStatus)>,
+    troubles: Vec<(Arc<HandlerMeta>, Trouble, SourceStatus)>,
     tally: Arc<Tally>,
 }
 

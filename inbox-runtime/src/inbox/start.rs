@@ -6,7 +6,7 @@ use super::{Inbox, InboxBuilder, Line};
 use crate::{
     broker::{self, DynBroker, Subscription},
     check,
-    config::Config,
+    config::{self, Config, Given, Secret},
     error::{Error, StartErrors},
     file::resolve,
     registry::HandlerMeta,
@@ -29,18 +29,27 @@ struct Database {
 /// How a database is come by.
 enum Origin {
     Given(Box<dyn FnOnce(StoreSettings) -> AnyStore + Send>),
-    Url { variable: &'static str, url: String },
+    Url(Given<Secret>),
+}
+
+/// A handler that is to run.
+struct Planned {
+    entry: Box<dyn Entry>,
+    /// As it was declared, with what the file says of it in place of its attribute.
+    meta: Arc<HandlerMeta>,
+    /// What it subscribes to: the declared subject behind the prefix.
+    subject: String,
 }
 
 struct Plan {
-    entries: Vec<Box<dyn Entry>>,
+    handlers: Vec<Planned>,
     databases: Vec<(Box<dyn Kind>, Origin)>,
     broker: DynBroker,
 }
 
 pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
     let mut problems = Vec::new();
-    let config = Config::from_env(&mut problems);
+    let config = Config::load(builder.config_file.as_deref(), &mut problems);
     let migrate = builder.migrate.or(config.migrate).unwrap_or_default();
     let settings = settings(&builder, &config);
     let plan = plan(&mut builder, &config, problems)?;
@@ -49,8 +58,8 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
     for (kind, origin) in plan.databases {
         let database = connect(&*kind, origin, settings).await?;
         if let Some(connections) = kind.max_connections(&database.store) {
-            let ours = plan.entries.iter().filter(|entry| entry.store() == kind.store());
-            check::connections(kind.name(), connections, ours.map(|entry| entry.meta()))?;
+            let ours = plan.handlers.iter().filter(|one| one.entry.store() == kind.store());
+            check::connections(kind.name(), connections, ours.map(|one| &*one.meta))?;
         }
         databases.push(database);
     }
@@ -67,21 +76,20 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
         states: Arc::new(builder.states),
         tally: Arc::new(Tally::default()),
     };
-    let sources = plan.broker.subscribe(subscriptions(&plan.entries, ack_wait)).await?;
+    let sources = plan.broker.subscribe(subscriptions(&plan.handlers, ack_wait)).await?;
     let mut lines = Vec::new();
-    for (entry, source) in plan.entries.iter().zip(sources) {
+    for (Planned { entry, meta, subject }, source) in plan.handlers.into_iter().zip(sources) {
         let pipeline = databases
             .iter()
-            .find_map(|database| entry.pipeline(&database.store, &shared));
+            .find_map(|database| entry.pipeline(&meta, &database.store, &shared));
         let Some((runner, trouble)) = pipeline else {
             // The plan has a database for every entry.
             continue;
         };
-        let meta = entry.meta();
         tracing::info!(
             handler = meta.name,
             group = meta.group,
-            subject = meta.subject,
+            subject,
             ack = meta.ack.as_str(),
             start = meta.start.as_str(),
             place = meta.place(),
@@ -120,54 +128,98 @@ fn settings(builder: &InboxBuilder, config: &Config) -> StoreSettings {
 /// Decides what is to run on what, or lists everything that keeps it from running.
 fn plan(builder: &mut InboxBuilder, config: &Config, mut problems: Vec<String>) -> Result<Plan, StartErrors> {
     let kinds = kinds();
-    let mut entries: Vec<_> = kinds.iter().flat_map(|kind| kind.entries()).collect();
-    entries.sort_by_key(|entry| (entry.meta().group, entry.meta().subject, entry.meta().name));
-    let all: Vec<&'static HandlerMeta> = entries.iter().map(|entry| entry.meta()).collect();
-
-    let groups = builder.groups.take().or_else(|| config.groups.clone());
-    check::groups(groups.as_deref().unwrap_or_default(), &all, &mut problems);
-    entries.retain(|entry| {
-        let meta = entry.meta();
-        groups
-            .as_ref()
-            .is_none_or(|groups| groups.iter().any(|group| group == meta.group))
-            && builder.select.iter().all(|select| select(meta))
-    });
-    let selected: Vec<_> = entries.iter().map(|entry| entry.meta()).collect();
-
-    check::found(all.len(), selected.len(), &mut problems);
+    let handlers = handlers(builder, config, &kinds, &mut problems);
+    let selected: Vec<_> = handlers.iter().map(|one| &*one.meta).collect();
     check::ack_wait(builder.ack_wait, &mut problems);
     check::expected(&builder.expected, &selected, &mut problems);
     check::overlaps(&selected, &mut problems);
-    for entry in &entries {
+    for one in &handlers {
         let transactional = kinds
             .iter()
-            .any(|kind| kind.store() == entry.store() && kind.transactional());
-        check::one(&**entry, transactional, &builder.states, &mut problems);
+            .any(|kind| kind.store() == one.entry.store() && kind.transactional());
+        check::one(
+            &*one.entry,
+            &one.meta,
+            &one.subject,
+            transactional,
+            &builder.states,
+            &mut problems,
+        );
     }
 
-    let databases = databases(builder, config, kinds, &entries, &mut problems);
-    let broker = match (
-        builder.broker.take(),
-        builder.broker_url.take().or_else(|| config.broker_url.clone()),
-    ) {
-        (Some(broker), _) => Some(broker),
-        (None, Some(url)) => broker::connect(&url).map_err(|problem| problems.push(problem)).ok(),
-        (None, None) => {
-            problems.push(format!(
-                "there is no broker; set INBOX_BROKER_URL (for example {}), or add `.broker(…)`",
-                broker::EXAMPLE_URL
-            ));
-            None
-        }
-    };
+    let databases = databases(builder, config, kinds, &handlers, &mut problems);
+    let broker = broker(builder, config, &mut problems);
     match broker {
         Some(broker) if problems.is_empty() => Ok(Plan {
-            entries,
+            handlers,
             databases,
             broker,
         }),
         _ => Err(StartErrors::new(problems)),
+    }
+}
+
+/// The broker that was given, or the one that a URL names.
+fn broker(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String>) -> Option<DynBroker> {
+    if let Some(broker) = builder.broker.take() {
+        return Some(broker);
+    }
+    let url = match builder.broker_url.take() {
+        Some(url) => Some((url, "`.broker_url(…)`".to_owned())),
+        None => config.broker_url.clone().map(|given| (given.value.0, given.place)),
+    };
+    let Some((url, place)) = url else {
+        problems.push(format!(
+            "there is no broker; set INBOX_BROKER_URL (for example {}), or add `.broker(…)`",
+            broker::EXAMPLE_URL
+        ));
+        return None;
+    };
+    broker::connect(&url)
+        .map_err(|problem| problems.push(format!("{place}: {problem}")))
+        .ok()
+}
+
+/// The selected handlers, in the order of groups, subjects and names, as the file changes them.
+fn handlers(
+    builder: &mut InboxBuilder,
+    config: &Config,
+    kinds: &[Box<dyn Kind>],
+    problems: &mut Vec<String>,
+) -> Vec<Planned> {
+    let mut entries: Vec<_> = kinds.iter().flat_map(|kind| kind.entries()).collect();
+    entries.sort_by_key(|entry| (entry.meta().group, entry.meta().subject, entry.meta().name));
+    let all: Vec<&'static HandlerMeta> = entries.iter().map(|entry| entry.meta()).collect();
+    let groups = builder.groups.take().or_else(|| config.groups.clone());
+    check::groups(groups.as_deref().unwrap_or_default(), &all, problems);
+    config.overrides.check(&all, problems);
+    let prefix = prefix(builder, config, problems);
+
+    let planned = entries.into_iter().map(|entry| {
+        let meta = Arc::new(config.overrides.apply(entry.meta()));
+        let subject = match &prefix {
+            Some(prefix) => format!("{prefix}.{}", meta.subject),
+            None => meta.subject.to_owned(),
+        };
+        Planned { entry, meta, subject }
+    });
+    let selected: Vec<_> = planned
+        .filter(|one| {
+            let group = |groups: &Vec<String>| groups.iter().any(|group| group == one.meta.group);
+            groups.as_ref().is_none_or(group) && builder.select.iter().all(|select| select(&one.meta))
+        })
+        .collect();
+    check::found(all.len(), selected.len(), problems);
+    selected
+}
+
+/// What stands before every subject.
+fn prefix(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String>) -> Option<String> {
+    match builder.subject_prefix.take() {
+        Some(prefix) => config::prefix(&prefix)
+            .map_err(|problem| problems.push(format!("`.subject_prefix(…)`: {problem}")))
+            .ok(),
+        None => config.subject_prefix.clone(),
     }
 }
 
@@ -176,24 +228,23 @@ fn databases(
     builder: &mut InboxBuilder,
     config: &Config,
     kinds: Vec<Box<dyn Kind>>,
-    entries: &[Box<dyn Entry>],
+    handlers: &[Planned],
     problems: &mut Vec<String>,
 ) -> Vec<(Box<dyn Kind>, Origin)> {
-    let needs_records = entries.iter().any(|entry| entry.store() == TypeId::of::<Detached>());
+    let needs_records = handlers.iter().any(|one| one.entry.store() == TypeId::of::<Detached>());
     let schemes: Vec<_> = kinds.iter().flat_map(|kind| kind.schemes()).copied().collect();
     let mut found = Vec::new();
     for kind in kinds.into_iter().filter(|kind| kind.transactional()) {
         let given = builder.stores.iter().position(|(store, _)| *store == kind.store());
         let url = url_of(&*kind, config);
-        let wanted = entries
+        let wanted = handlers
             .iter()
-            .filter(|entry| entry.store() == kind.store())
-            .map(|entry| entry.meta())
-            .next();
+            .find(|one| one.entry.store() == kind.store())
+            .map(|one| &one.meta);
         match (given, url, wanted) {
             (Some(index), _, _) => found.push((kind, Origin::Given(builder.stores.remove(index).1))),
-            (None, Some((variable, url)), Some(_)) => found.push((kind, Origin::Url { variable, url })),
-            (None, Some((variable, url)), None) if needs_records => found.push((kind, Origin::Url { variable, url })),
+            (None, Some(url), Some(_)) => found.push((kind, Origin::Url(url))),
+            (None, Some(url), None) if needs_records => found.push((kind, Origin::Url(url))),
             (None, None, Some(meta)) => problems.push(no_database(&*kind, meta, config, &schemes)),
             (None, _, None) => {}
         }
@@ -212,25 +263,19 @@ fn databases(
     found
 }
 
-/// The URL of a kind of database, with the variable that has it.
-fn url_of(kind: &dyn Kind, config: &Config) -> Option<(&'static str, String)> {
+/// The URL of a kind of database, with the place that has it.
+fn url_of(kind: &dyn Kind, config: &Config) -> Option<Given<Secret>> {
     let own = match kind.variable() {
         "INBOX_SQLITE_URL" => config.sqlite_url.clone(),
         "INBOX_POSTGRES_URL" => config.postgres_url.clone(),
         _ => None,
     };
-    let shared = || {
-        config
-            .database_url
-            .clone()
-            .filter(|url| kind.schemes().contains(&scheme(url)))
-    };
-    own.map(|url| (kind.variable(), url))
-        .or_else(|| Some(("DATABASE_URL", shared()?)))
+    let shared = config.database_url.clone();
+    own.or_else(|| shared.filter(|url| kind.schemes().contains(&scheme(&url.value))))
 }
 
 fn no_database(kind: &dyn Kind, meta: &HandlerMeta, config: &Config, schemes: &[&str]) -> String {
-    let other = match config.database_url.as_deref().map(scheme) {
+    let other = match config.database_url.as_ref().map(|url| scheme(&url.value)) {
         Some(other) if !schemes.contains(&other) => format!(
             " (DATABASE_URL begins with `{other}:`, which this program was not built for; built in: {})",
             schemes.join(", ")
@@ -249,17 +294,20 @@ fn no_database(kind: &dyn Kind, meta: &HandlerMeta, config: &Config, schemes: &[
     )
 }
 
-fn scheme(url: &str) -> &str {
-    url.split_once(':').map_or("", |(scheme, _)| scheme)
+fn scheme(url: &Secret) -> &str {
+    url.0.split_once(':').map_or("", |(scheme, _)| scheme)
 }
 
 async fn connect(kind: &dyn Kind, origin: Origin, settings: StoreSettings) -> Result<Database, Error> {
     let store = match origin {
         Origin::Given(make) => make(settings),
-        Origin::Url { variable, url } => kind.connect(&url, settings).await.map_err(|source| Error::Connect {
-            database: variable.to_owned(),
-            source,
-        })?,
+        Origin::Url(url) => kind
+            .connect(&url.value.0, settings)
+            .await
+            .map_err(|source| Error::Connect {
+                database: url.place,
+                source,
+            })?,
     };
     let records = kind
         .records(&store)
@@ -315,12 +363,11 @@ fn refuse_one_file(broker: &DynBroker, records: &dyn Records) -> Result<(), Star
     }
 }
 
-fn subscriptions(entries: &[Box<dyn Entry>], ack_wait: Duration) -> Vec<Subscription> {
-    entries
+fn subscriptions(handlers: &[Planned], ack_wait: Duration) -> Vec<Subscription> {
+    handlers
         .iter()
-        .map(|entry| {
-            let meta = entry.meta();
-            Subscription::new(meta.group, meta.subject)
+        .map(|Planned { meta, subject, .. }| {
+            Subscription::new(meta.group, subject)
                 .start(meta.start)
                 .ack_wait(ack_wait)
                 .max_in_flight(meta.concurrency as usize * 2)

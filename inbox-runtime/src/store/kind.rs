@@ -34,8 +34,8 @@ pub(crate) trait Entry: Send + Sync {
     /// What its arguments lack.
     fn missing(&self, states: &States) -> Vec<String>;
 
-    /// Its pipeline; `None` if `store` is another kind of store.
-    fn pipeline(&self, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Trouble)>;
+    /// Its pipeline, which works by `meta`; `None` if `store` is another kind of store.
+    fn pipeline(&self, meta: &HandlerMeta, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Trouble)>;
 }
 
 /// One kind of store.
@@ -123,11 +123,11 @@ impl<S: Store> Entry for &'static Registration<S> {
         self.checks.iter().filter_map(|check| check(states).err()).collect()
     }
 
-    fn pipeline(&self, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Trouble)> {
+    fn pipeline(&self, meta: &HandlerMeta, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Trouble)> {
         let store = store.downcast_ref::<S>()?.clone();
         let trouble = Trouble::new();
         let pipeline = Pipeline {
-            meta: self.meta.clone(),
+            meta: meta.clone(),
             decode: self.decode,
             records: store.records(),
             store,
