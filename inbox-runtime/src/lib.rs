@@ -44,14 +44,20 @@
 //!
 //! # Running
 //!
-//! [`run`] drives every handler that is linked into the program, with settings from the environment; [`Inbox::builder`]
-//! takes them from code, and can [`spawn`](InboxBuilder::spawn) the inbox beside a server or handle
+//! [`run`] drives every handler that is linked into the program, with settings from the environment and `inbox.toml`
+//! ([`guide::configuration`]); [`Inbox::builder`] takes them from code, and can [`spawn`](InboxBuilder::spawn) the inbox beside a server or handle
 //! [one message](Inbox::process_one) in a test. Handlers of other crates must be [linked](link!).
+//!
+//! # Watching
+//!
+//! Each message has a span, each handler metrics and a [health](InboxHandle::health) with reasons, which a program can serve
+//! over HTTP: [`guide::telemetry`].
 //!
 //! # Features
 //!
 //! `macros` (default) has the attribute. Brokers: `embedded`. Databases: `sqlite`, `postgres` (`postgres-tls` for TLS).
-//! `anyhow` and `eyre` let [`HandlerError`] see the chain inside these errors. Features are additive.
+//! `anyhow` and `eyre` let [`HandlerError`] see the chain inside these errors. `metrics`, `otel` and `http` show what goes
+//! on. Features are additive.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bound;
@@ -67,6 +73,8 @@ mod extract;
 mod failpoint;
 mod file;
 pub mod guide;
+#[cfg(feature = "http")]
+pub mod http;
 mod identity;
 mod inbox;
 mod names;
@@ -76,6 +84,7 @@ mod registry;
 mod shutdown;
 mod store;
 mod tally;
+pub mod telemetry;
 
 pub use bytes::Bytes;
 /// Makes a handler of a plain `async fn`: the subscription, the transaction, the claim and the acknowledgement around it.
@@ -112,7 +121,7 @@ pub use error::{Error, StartErrors};
 pub use extract::{
     DeliveryContext, FromDelivery, Header, HeaderName, Json, Meta, MetaBuilder, Rejection, State, States,
 };
-pub use inbox::{Health, Inbox, InboxBuilder, InboxHandle};
+pub use inbox::{HandlerHealth, Health, HealthHandle, Inbox, InboxBuilder, InboxHandle};
 pub use outcome::{Handled, HandlerError, IntoOutcome, Outcome};
 pub use registry::{AckStrategy, Backoff, HandlerMeta, IdSource, StartPosition};
 pub use store::{

@@ -53,6 +53,10 @@ pub struct InboxBuilder {
     pub(super) shutdown_timeout: Option<Duration>,
     pub(super) config_file: Option<PathBuf>,
     pub(super) subject_prefix: Option<String>,
+    #[cfg(feature = "http")]
+    pub(super) http_addr: Option<std::net::SocketAddr>,
+    #[cfg(all(feature = "metrics", feature = "http"))]
+    pub(super) prometheus: bool,
     pub(super) shutdown: Option<Signal>,
     pub(super) abort: Option<Signal>,
 }
@@ -164,6 +168,22 @@ impl InboxBuilder {
     /// `order.created` gets the messages of `staging.order.created`. The handler sees the subject that the message has.
     pub fn subject_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.subject_prefix = Some(prefix.into());
+        self
+    }
+
+    /// Serves health and metrics there while the inbox runs, as `INBOX_HTTP_ADDR` does. Port 0 is any free port, which
+    /// [`InboxHandle::http_addr`] then has. With the feature `metrics` it also does what `prometheus` does.
+    #[cfg(feature = "http")]
+    pub fn http_addr(mut self, addr: impl Into<std::net::SocketAddr>) -> Self {
+        self.http_addr = Some(addr.into());
+        self
+    }
+
+    /// Records the metrics of this program for `/metrics` of [`http::router`](crate::http::router). A program that has
+    /// installed a recorder of its own keeps that, and a warning says so.
+    #[cfg(all(feature = "metrics", feature = "http"))]
+    pub fn prometheus(mut self) -> Self {
+        self.prometheus = true;
         self
     }
 

@@ -1,42 +1,35 @@
 //! From a builder to an inbox that is ready to run: select, check, connect, subscribe.
 
+#[cfg(feature = "http")]
+use std::net::SocketAddr;
 use std::{any::TypeId, sync::Arc, time::Duration};
 
-use super::{Inbox, InboxBuilder, Line};
+use super::{
+    Inbox, InboxBuilder, Line,
+    databases::{Database, Origin, connect, databases, detached},
+    health::{Life, Watched},
+};
 use crate::{
-    broker::{self, DynBroker, Subscription},
+    broker::{self, DynBroker, DynSource, Subscription},
     check,
-    config::{self, Config, Given, Secret},
+    config::{self, Config, Given},
     error::{Error, StartErrors},
     file::resolve,
+    pipeline::worker::Stop,
     registry::HandlerMeta,
     store::{
         Migrate, Records, StoreSettings,
         detached::Detached,
-        kind::{AnyStore, Entry, Kind, Shared, kinds},
+        kind::{Entry, Kind, Shared, kinds},
     },
     tally::Tally,
 };
 
-/// A database that the program uses.
-struct Database {
-    kind: TypeId,
-    name: &'static str,
-    store: AnyStore,
-    records: Arc<dyn Records>,
-}
-
-/// How a database is come by.
-enum Origin {
-    Given(Box<dyn FnOnce(StoreSettings) -> AnyStore + Send>),
-    Url(Given<Secret>),
-}
-
 /// A handler that is to run.
-struct Planned {
-    entry: Box<dyn Entry>,
+pub(super) struct Planned {
+    pub(super) entry: Box<dyn Entry>,
     /// As it was declared, with what the file says of it in place of its attribute.
-    meta: Arc<HandlerMeta>,
+    pub(super) meta: Arc<HandlerMeta>,
     /// What it subscribes to: the declared subject behind the prefix.
     subject: String,
 }
@@ -52,7 +45,21 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
     let config = Config::load(builder.config_file.as_deref(), &mut problems);
     let migrate = builder.migrate.or(config.migrate).unwrap_or_default();
     let settings = settings(&builder, &config);
+    #[cfg(feature = "http")]
+    let addr = http_addr(&builder, &config);
+    #[cfg(not(feature = "http"))]
+    refuse_http_addr(&config, &mut problems);
     let plan = plan(&mut builder, &config, problems)?;
+    #[cfg(feature = "http")]
+    let listener = match addr {
+        Some(addr) => Some(crate::http::bind(addr).await?),
+        None => None,
+    };
+    #[cfg(all(feature = "metrics", feature = "http"))]
+    if builder.prometheus || listener.is_some() {
+        // Before the pipelines register what they measure.
+        crate::telemetry::prometheus::install();
+    }
 
     let mut databases = Vec::new();
     for (kind, origin) in plan.databases {
@@ -77,12 +84,58 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
         tally: Arc::new(Tally::default()),
     };
     let sources = plan.broker.subscribe(subscriptions(&plan.handlers, ack_wait)).await?;
-    let mut lines = Vec::new();
-    for (Planned { entry, meta, subject }, source) in plan.handlers.into_iter().zip(sources) {
+    let (lines, watched) = lines(plan.handlers, sources, &databases, &shared);
+    let stop = Stop::default();
+    Ok(Inbox {
+        lines,
+        descriptions,
+        tally: shared.tally,
+        life: Life::new(stop.drain.clone(), watched),
+        stop,
+        #[cfg(feature = "http")]
+        listener,
+        shutdown_timeout: builder
+            .shutdown_timeout
+            .or(config.shutdown_timeout)
+            .unwrap_or(Duration::from_secs(25)),
+        shutdown: builder.shutdown,
+        abort: builder.abort,
+        next: 0,
+    })
+}
+
+/// Where health and metrics are to be served.
+#[cfg(feature = "http")]
+fn http_addr(builder: &InboxBuilder, config: &Config) -> Option<Given<SocketAddr>> {
+    let given = builder.http_addr.map(|value| Given {
+        value,
+        place: "`.http_addr(…)`".to_owned(),
+    });
+    given.or_else(|| config.http_addr.clone())
+}
+
+#[cfg(not(feature = "http"))]
+fn refuse_http_addr(config: &Config, problems: &mut Vec<String>) {
+    if let Some(Given { place, .. }) = &config.http_addr {
+        problems.push(format!(
+            "{place}: this program was built without the feature `http`, so it can't serve health; turn the feature on"
+        ));
+    }
+}
+
+/// One line for each handler, and what is to be seen of it while it runs.
+fn lines(
+    handlers: Vec<Planned>,
+    sources: Vec<DynSource>,
+    databases: &[Database],
+    shared: &Shared,
+) -> (Vec<Line>, Vec<Watched>) {
+    let (mut lines, mut watched) = (Vec::new(), Vec::new());
+    for (Planned { entry, meta, subject }, source) in handlers.into_iter().zip(sources) {
         let pipeline = databases
             .iter()
-            .find_map(|database| entry.pipeline(&meta, &database.store, &shared));
-        let Some((runner, trouble)) = pipeline else {
+            .find_map(|database| entry.pipeline(&meta, &database.store, shared));
+        let Some((runner, vitals)) = pipeline else {
             // The plan has a database for every entry.
             continue;
         };
@@ -95,25 +148,14 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
             place = meta.place(),
             "a handler is ready"
         );
-        lines.push(Line {
-            meta,
-            runner,
-            source,
-            trouble,
+        watched.push(Watched {
+            meta: meta.clone(),
+            vitals,
+            status: source.status(),
         });
+        lines.push(Line { meta, runner, source });
     }
-    Ok(Inbox {
-        lines,
-        descriptions,
-        tally: shared.tally,
-        shutdown_timeout: builder
-            .shutdown_timeout
-            .or(config.shutdown_timeout)
-            .unwrap_or(Duration::from_secs(25)),
-        shutdown: builder.shutdown,
-        abort: builder.abort,
-        next: 0,
-    })
+    (lines, watched)
 }
 
 fn settings(builder: &InboxBuilder, config: &Config) -> StoreSettings {
@@ -220,112 +262,6 @@ fn prefix(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String
             .map_err(|problem| problems.push(format!("`.subject_prefix(…)`: {problem}")))
             .ok(),
         None => config.subject_prefix.clone(),
-    }
-}
-
-/// Finds the database of every selected handler.
-fn databases(
-    builder: &mut InboxBuilder,
-    config: &Config,
-    kinds: Vec<Box<dyn Kind>>,
-    handlers: &[Planned],
-    problems: &mut Vec<String>,
-) -> Vec<(Box<dyn Kind>, Origin)> {
-    let needs_records = handlers.iter().any(|one| one.entry.store() == TypeId::of::<Detached>());
-    let schemes: Vec<_> = kinds.iter().flat_map(|kind| kind.schemes()).copied().collect();
-    let mut found = Vec::new();
-    for kind in kinds.into_iter().filter(|kind| kind.transactional()) {
-        let given = builder.stores.iter().position(|(store, _)| *store == kind.store());
-        let url = url_of(&*kind, config);
-        let wanted = handlers
-            .iter()
-            .find(|one| one.entry.store() == kind.store())
-            .map(|one| &one.meta);
-        match (given, url, wanted) {
-            (Some(index), _, _) => found.push((kind, Origin::Given(builder.stores.remove(index).1))),
-            (None, Some(url), Some(_)) => found.push((kind, Origin::Url(url))),
-            (None, Some(url), None) if needs_records => found.push((kind, Origin::Url(url))),
-            (None, None, Some(meta)) => problems.push(no_database(&*kind, meta, config, &schemes)),
-            (None, _, None) => {}
-        }
-    }
-    if needs_records && builder.dead_letters.is_none() && found.len() != 1 && problems.is_empty() {
-        problems.push(if found.is_empty() {
-            "the handlers without a transaction have no database for their dead letters; set DATABASE_URL (for example \
-             sqlite://app.db), or add `.store(pool)`"
-                .to_owned()
-        } else {
-            "there are several databases, so say which one keeps the dead letters of the handlers without a transaction: \
-             add `.dead_letters(pool)`"
-                .to_owned()
-        });
-    }
-    found
-}
-
-/// The URL of a kind of database, with the place that has it.
-fn url_of(kind: &dyn Kind, config: &Config) -> Option<Given<Secret>> {
-    let own = match kind.variable() {
-        "INBOX_SQLITE_URL" => config.sqlite_url.clone(),
-        "INBOX_POSTGRES_URL" => config.postgres_url.clone(),
-        _ => None,
-    };
-    let shared = config.database_url.clone();
-    own.or_else(|| shared.filter(|url| kind.schemes().contains(&scheme(&url.value))))
-}
-
-fn no_database(kind: &dyn Kind, meta: &HandlerMeta, config: &Config, schemes: &[&str]) -> String {
-    let other = match config.database_url.as_ref().map(|url| scheme(&url.value)) {
-        Some(other) if !schemes.contains(&other) => format!(
-            " (DATABASE_URL begins with `{other}:`, which this program was not built for; built in: {})",
-            schemes.join(", ")
-        ),
-        Some(other) => format!(" (DATABASE_URL names a `{other}:` database)"),
-        None => String::new(),
-    };
-    format!(
-        "handler `{}` ({}) needs a {} database, and there is none{other}; set DATABASE_URL or {} (for example {}), or \
-         add `.store(pool)`",
-        meta.name,
-        meta.place(),
-        kind.name(),
-        kind.variable(),
-        kind.example_url()
-    )
-}
-
-fn scheme(url: &Secret) -> &str {
-    url.0.split_once(':').map_or("", |(scheme, _)| scheme)
-}
-
-async fn connect(kind: &dyn Kind, origin: Origin, settings: StoreSettings) -> Result<Database, Error> {
-    let store = match origin {
-        Origin::Given(make) => make(settings),
-        Origin::Url(url) => kind
-            .connect(&url.value.0, settings)
-            .await
-            .map_err(|source| Error::Connect {
-                database: url.place,
-                source,
-            })?,
-    };
-    let records = kind
-        .records(&store)
-        .ok_or_else(|| StartErrors::new(vec![format!("the pool given for {} is of another kind", kind.name())]))?;
-    Ok(Database {
-        kind: kind.store(),
-        name: kind.name(),
-        store,
-        records,
-    })
-}
-
-fn detached(records: Arc<dyn Records>) -> Database {
-    Database {
-        kind: TypeId::of::<Detached>(),
-        name: "dead letters",
-        store: Box::new(Detached::new(records.clone())),
-        records,
     }
 }
 

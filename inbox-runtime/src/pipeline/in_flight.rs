@@ -13,19 +13,19 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::text;
-use crate::broker::DynLease;
+use crate::{broker::DynLease, telemetry::Instruments};
 
 /// How long a lease is kept beyond the handler's timeout: for what comes after the handler.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// The deliveries that are out. Clones share them.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct InFlight(Arc<Inner>);
 
-#[derive(Default)]
 struct Inner {
     next: AtomicU64,
     leases: Mutex<HashMap<u64, Held>>,
+    instruments: Instruments,
 }
 
 struct Held {
@@ -35,14 +35,28 @@ struct Held {
 }
 
 impl InFlight {
+    pub(crate) fn new(instruments: Instruments) -> Self {
+        Self(Arc::new(Inner {
+            next: AtomicU64::new(0),
+            leases: Mutex::default(),
+            instruments,
+        }))
+    }
+
     /// Keeps a lease alive until the result is dropped.
     pub(crate) fn hold(&self, lease: DynLease) -> Hold {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         self.lock().insert(number, Held { lease, until: None });
+        self.0.instruments.leased();
         Hold {
             in_flight: self.clone(),
             number,
         }
+    }
+
+    /// How many are out.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
     }
 
     /// Reports progress on every lease that is held, three times within each `ack_wait`. Never returns.
@@ -98,5 +112,6 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         self.in_flight.lock().remove(&self.number);
+        self.in_flight.0.instruments.released();
     }
 }

@@ -141,6 +141,7 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
         workers.spawn(work(pipeline.clone(), queue.clone(), stop.clone()));
     }
     let keep_alive = pipeline.in_flight.keep_alive(source.ack_wait());
+    let sample = pipeline.instruments.sample(&pipeline.open, source.status());
     let work = async {
         let feed = stop.drain.run_until_cancelled(async {
             tokio::join!(pull(&pipeline, &mut source, &slots, &queue), replays(&pipeline, &queue))
@@ -161,6 +162,7 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
     tokio::select! {
         result = work => result,
         () = keep_alive => unreachable!("keep_alive never returns"),
+        () = sample => unreachable!("sample never returns"),
     }
 }
 
@@ -178,6 +180,7 @@ async fn pull<S: Store>(pipeline: &Pipeline<S>, source: &mut DynSource, slots: &
                 if pipeline.trouble.broker(None) {
                     tracing::info!(handler = pipeline.meta.name, "the broker answers again");
                 }
+                pipeline.pace.step();
                 failures = 0;
                 for ((delivery, lease), slot) in deliveries.into_iter().zip(free) {
                     let hold = pipeline.in_flight.hold(lease.clone());
@@ -305,7 +308,7 @@ impl<S: Store> Worker<'_, S> {
                 pipeline.settle(&queued.job, done).await;
                 return true;
             }
-            pipeline.tally.count(Outcome::Deferred);
+            pipeline.count(Outcome::Deferred);
             failures += 1;
             self.stop
                 .drain

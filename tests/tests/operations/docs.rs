@@ -1,15 +1,23 @@
 //! The pages have the tables that the code has. `UPDATE_DOCS=1` writes them anew.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
 
-use inbox_runtime::config;
+use inbox_runtime::{Outcome, config, telemetry};
 
 fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
+/// One test at a time reads and writes pages.
+static PAGES: Mutex<()> = Mutex::new(());
+
 /// Compares the table behind `head` in a page, or writes it.
 fn assert_table(page: &str, head: &str, rows: &[String]) {
+    let _turn = PAGES.lock().unwrap_or_else(PoisonError::into_inner);
     let path = repository(page);
     let text = fs::read_to_string(&path).expect(page);
     let (before, rest) = text.split_once(head).unwrap_or_else(|| panic!("no `{head}` in {page}"));
@@ -60,5 +68,44 @@ fn the_readme_has_every_variable() {
     let readme = fs::read_to_string(repository("README.md")).expect("the README");
     for variable in config::reference().iter().filter_map(|setting| setting.variable) {
         assert!(readme.contains(&format!("`{variable}`")), "no {variable} in the README");
+    }
+}
+
+const TELEMETRY: &str = "inbox-runtime/docs/telemetry.md";
+
+#[test]
+fn the_page_on_telemetry_has_every_field() {
+    let rows = |on_span: bool| {
+        let fields = telemetry::FIELDS.iter().filter(move |field| field.on_span == on_span);
+        fields
+            .map(|field| format!("| `{}` | {} |", field.name, field.meaning))
+            .collect::<Vec<_>>()
+    };
+    assert_table(TELEMETRY, "| field of the span | meaning |", &rows(true));
+    assert_table(TELEMETRY, "| field of an event | meaning |", &rows(false));
+}
+
+#[test]
+fn the_page_on_telemetry_has_every_metric() {
+    let rows: Vec<_> = telemetry::METRICS
+        .iter()
+        .map(|metric| {
+            let label = code(metric.label);
+            format!(
+                "| `{}` | {} | {label} | {} |",
+                metric.name,
+                metric.kind.as_str(),
+                metric.meaning
+            )
+        })
+        .collect();
+    assert_table(TELEMETRY, "| metric | kind | a label more | meaning |", &rows);
+}
+
+#[test]
+fn the_page_on_telemetry_has_every_outcome() {
+    let page = fs::read_to_string(repository(TELEMETRY)).expect(TELEMETRY);
+    for outcome in Outcome::ALL {
+        assert!(page.contains(&format!("`{outcome}`")), "no {outcome} in {TELEMETRY}");
     }
 }
