@@ -6,7 +6,7 @@ struct Example(&'static str, &'static str, &'static str, bool);
 const EMBEDDED: &str = "the features `embedded` and `sqlite`";
 const HAS_EMBEDDED: bool = cfg!(all(feature = "embedded", feature = "sqlite"));
 
-const EXAMPLES: [Example; 8] = [
+const EXAMPLES: [Example; 9] = [
     Example(
         "quickstart",
         "an event that was sent twice, a handler that fails halfway, two services that handle the same event",
@@ -57,6 +57,12 @@ const EXAMPLES: [Example; 8] = [
         "a service on NATS JetStream and PostgreSQL: publishes, handles, and shows what a redelivery does",
         "`--features nats,postgres`",
         cfg!(all(feature = "nats", feature = "postgres")),
+    ),
+    Example(
+        "observed",
+        "the spans, the metrics and the health of an inbox while it works and while it stops",
+        "`--features observed`",
+        cfg!(feature = "observed") && HAS_EMBEDDED,
     ),
 ];
 

@@ -10,6 +10,7 @@
 //! emitted whatever is wrong, so that what calls it doesn't fail too.
 
 mod args;
+mod bounds;
 mod errors;
 mod expand;
 mod model;

@@ -48,7 +48,7 @@ pub(crate) fn groups(asked: &[String], all: &[&'static HandlerMeta], problems: &
 }
 
 /// Checks that every handler that the program counts on is there.
-pub(crate) fn expected(wanted: &[(String, String)], selected: &[&'static HandlerMeta], problems: &mut Vec<String>) {
+pub(crate) fn expected(wanted: &[(String, String)], selected: &[&HandlerMeta], problems: &mut Vec<String>) {
     for (group, subject) in wanted {
         if !selected
             .iter()
@@ -61,12 +61,18 @@ pub(crate) fn expected(wanted: &[(String, String)], selected: &[&'static Handler
     }
 }
 
-/// Checks one handler by itself.
-pub(crate) fn one(entry: &dyn Entry, transactional: bool, states: &States, problems: &mut Vec<String>) {
-    let meta = entry.meta();
+/// Checks one handler by itself, on the subject that it is to subscribe to.
+pub(crate) fn one(
+    entry: &dyn Entry,
+    meta: &HandlerMeta,
+    subject: &str,
+    transactional: bool,
+    states: &States,
+    problems: &mut Vec<String>,
+) {
     let mut found = Vec::new();
     found.extend(names::check_group(meta.group).err());
-    found.extend(names::check_subject(meta.subject).err());
+    found.extend(names::check_subject(subject).err());
     if meta.concurrency == 0 {
         found.push("its concurrency is 0; write at least 1".to_owned());
     }
@@ -113,7 +119,7 @@ pub(crate) fn connections<'a>(
 }
 
 /// Checks that no two handlers of a group can get the same message: the second would find the first one's claim.
-pub(crate) fn overlaps(selected: &[&'static HandlerMeta], problems: &mut Vec<String>) {
+pub(crate) fn overlaps(selected: &[&HandlerMeta], problems: &mut Vec<String>) {
     for (index, one) in selected.iter().enumerate() {
         for other in &selected[index + 1..] {
             if one.group == other.group && subject::overlap(one.subject, other.subject) {

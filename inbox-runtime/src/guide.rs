@@ -8,6 +8,8 @@
 //! | [failing] | What happens when a handler fails, and how do I get a message back? |
 //! | [scaling] | How do I run more at a time, more processes, more services? |
 //! | [testing] | How do I test a handler, and a crash? |
+//! | [configuration] | What can be set, and where? |
+//! | [telemetry] | What does it show of itself? |
 //! | [from_python] | I come from omni-box or nats-outbox: what is different? |
 
 #[doc = include_str!("../docs/guarantee.md")]
@@ -30,3 +32,9 @@ pub mod testing {}
 
 #[doc = include_str!("../docs/from_python.md")]
 pub mod from_python {}
+
+#[doc = include_str!("../docs/configuration.md")]
+pub mod configuration {}
+
+#[doc = include_str!("../docs/telemetry.md")]
+pub mod telemetry {}

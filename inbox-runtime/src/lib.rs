@@ -44,9 +44,14 @@
 //!
 //! # Running
 //!
-//! [`run`] drives every handler that is linked into the program, with settings from the environment; [`Inbox::builder`]
-//! takes them from code, and can [`spawn`](InboxBuilder::spawn) the inbox beside a server or handle
+//! [`run`] drives every handler that is linked into the program, with settings from the environment and `inbox.toml`
+//! ([`guide::configuration`]); [`Inbox::builder`] takes them from code, and can [`spawn`](InboxBuilder::spawn) the inbox beside a server or handle
 //! [one message](Inbox::process_one) in a test. Handlers of other crates must be [linked](link!).
+//!
+//! # Watching
+//!
+//! Each message has a span, each handler metrics and a [health](InboxHandle::health) with reasons, which a program can serve
+//! over HTTP: [`guide::telemetry`].
 //!
 //! # Going on
 //!
@@ -59,15 +64,16 @@
 //! # Features
 //!
 //! `macros` (default) has the attribute. Brokers: `embedded`, `nats`. Databases: `sqlite`, `postgres` (`postgres-tls` for TLS).
-//! `anyhow` and `eyre` let [`HandlerError`] see the chain inside these errors. `testing` has the test kit. Features are
-//! additive.
+//! `anyhow` and `eyre` let [`HandlerError`] see the chain inside these errors. `metrics`, `otel` and `http`
+//! show what goes on. `testing` has the test kit. Features are additive.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bound;
+mod bounds;
 mod broker;
 mod check;
 mod claim;
-mod config;
+pub mod config;
 mod dead_letters;
 mod delivery;
 mod error;
@@ -80,6 +86,8 @@ mod file;
     all(feature = "macros", feature = "sqlite", feature = "testing")
 ))]
 pub mod guide;
+#[cfg(feature = "http")]
+pub mod http;
 mod identity;
 mod inbox;
 mod names;
@@ -89,6 +97,7 @@ mod registry;
 mod shutdown;
 mod store;
 mod tally;
+pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
 
@@ -154,7 +163,7 @@ pub use error::{Error, StartErrors};
 pub use extract::{
     DeliveryContext, FromDelivery, Header, HeaderName, Json, Meta, MetaBuilder, Rejection, State, States,
 };
-pub use inbox::{Health, Inbox, InboxBuilder, InboxHandle};
+pub use inbox::{HandlerHealth, Health, HealthHandle, Inbox, InboxBuilder, InboxHandle};
 pub use outcome::{Handled, HandlerError, IntoOutcome, Outcome};
 pub use registry::{AckStrategy, Backoff, HandlerMeta, IdSource, StartPosition};
 pub use store::{

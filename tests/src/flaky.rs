@@ -28,6 +28,7 @@ struct Faults {
     pulls: AtomicU32,
     pulled: AtomicU32,
     watcher: Mutex<Option<Watcher>>,
+    status: Mutex<Option<SourceStatus>>,
 }
 
 impl Faults {
@@ -80,6 +81,11 @@ impl<B> Flaky<B> {
     /// The next `count` pulls fail.
     pub fn fail_pulls(&self, count: u32) {
         self.faults.pulls.store(count, Ordering::SeqCst);
+    }
+
+    /// What the sources that are opened from now on say about themselves.
+    pub fn say(&self, status: SourceStatus) {
+        *self.faults.status.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
     }
 
     /// How many pulls were made.
@@ -171,7 +177,13 @@ impl<S: Source> Source for FlakySource<S> {
     }
 
     fn status(&self) -> SourceStatus {
-        self.inner.status()
+        let said = self
+            .faults
+            .status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        said.unwrap_or_else(|| self.inner.status())
     }
 }
 

@@ -184,3 +184,11 @@ fn f53_both_crates_have_one_rule_for_names() {
     let of_runtime = include_str!("../../inbox-runtime/src/names.rs");
     assert_eq!(of_macros, of_runtime);
 }
+
+/// So is a value of the attribute by the macro, and the same value in `inbox.toml` by the runtime.
+#[test]
+fn both_crates_have_one_rule_for_numbers_and_times() {
+    let of_macros = include_str!("../../inbox-macros/src/bounds.rs");
+    let of_runtime = include_str!("../../inbox-runtime/src/bounds.rs");
+    assert_eq!(of_macros, of_runtime);
+}

@@ -1,8 +1,6 @@
 //! The examples print what the founding documents measured, to the letter, and exit with success.
 
-use inbox_tests::readme::run_example as run;
-#[cfg(all(feature = "nats", feature = "postgres"))]
-use inbox_tests::readme::run_example_on;
+use inbox_tests::readme::{run_example as run, run_example_on};
 
 const HEADING: &str =
     "--- one message, a handler that fails on its first run; then a fresh consumer of the same group ---";
@@ -62,4 +60,40 @@ fn b11_the_quickstart_prints_the_two_lines_twice_in_a_row() {
                  delivery 2: processed=False duplicate=True committed=True invoices=1\n";
     assert!(printed.contains(lines), "{printed}");
     assert_eq!(run("quickstart"), printed);
+}
+
+#[test]
+fn the_observed_example_prints_spans_metrics_and_readiness() {
+    let printed = run_example_on("observed", "observed", &[]);
+    assert!(printed.contains("GET /metrics: 200\n"), "{printed}");
+    let handler = "handler=\"observed::create_invoice\"";
+    for (id, outcome) in [
+        ("evt-1", "processed"),
+        ("evt-1", "duplicate"),
+        ("evt-2", "dead_lettered"),
+    ] {
+        let parts = [
+            "inbox.handle{group=\"billing\" subject=\"order.created\"",
+            handler,
+            &format!("message_id=\"{id}\" delivery_count=1 outcome=\"{outcome}\""),
+        ];
+        let line = printed
+            .lines()
+            .find(|line| parts.iter().all(|part| line.contains(part)));
+        assert!(line.is_some(), "no {outcome} {id} in {printed}");
+    }
+    let labels = format!("group=\"billing\",{handler},subject=\"order.created\"");
+    for line in [
+        "# TYPE inbox_deliveries_total counter".to_owned(),
+        format!("inbox_deliveries_total{{{labels},outcome=\"processed\"}} 1"),
+        format!("inbox_deliveries_total{{{labels},outcome=\"duplicate\"}} 1"),
+        format!("inbox_dead_letters_total{{{labels},reason=\"permanent\"}} 1"),
+        format!("inbox_handling_seconds_count{{{labels}}} 3"),
+    ] {
+        assert!(printed.lines().any(|printed| printed == line), "no {line} in {printed}");
+    }
+    assert!(
+        printed.contains("GET /readyz: 200 while it works, 503 while it stops"),
+        "{printed}"
+    );
 }

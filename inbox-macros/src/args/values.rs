@@ -1,19 +1,12 @@
 //! Reads the value of each key. Every error says what to write instead.
 
-use std::time::Duration;
-
 use syn::{Expr, ExprPath, Lit, LitBool, LitStr, Path};
 
 use super::{
     Ack, Attempts, Commit, Id, Start, Text,
     suggest::{self, Key},
 };
-use crate::names;
-
-/// The longest duration, a bound against mistyped units.
-const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// The largest number of workers of one handler.
-const MAX_CONCURRENCY: u32 = 1024;
+use crate::{bounds, names};
 
 pub(crate) fn group(value: &Expr) -> syn::Result<Text> {
     text(value, &suggest::GROUP, names::check_group)
@@ -82,88 +75,33 @@ pub(crate) fn id(value: &Expr) -> syn::Result<Id> {
 /// The timeout in milliseconds.
 pub(crate) fn timeout(value: &Expr) -> syn::Result<u64> {
     let literal = string(value, &suggest::TIMEOUT)?;
-    duration(&literal.value())
-        .and_then(|millis| match millis {
-            0 => Err("no handler finishes within a timeout of zero; write how long one may run, as in \"30s\"".into()),
-            millis => Ok(millis),
-        })
-        .map_err(|message| syn::Error::new(literal.span(), message))
+    bounds::timeout(&literal.value()).map_err(|message| syn::Error::new(literal.span(), message))
 }
 
 /// The smallest and the largest back-off in milliseconds.
 pub(crate) fn backoff(value: &Expr) -> syn::Result<(u64, u64)> {
     let literal = string(value, &suggest::BACKOFF)?;
-    range(&literal.value()).map_err(|message| syn::Error::new(literal.span(), message))
-}
-
-fn range(text: &str) -> Result<(u64, u64), String> {
-    let (first, max) = text.split_once("..").unwrap_or((text, text));
-    let max = max.strip_prefix('=').unwrap_or(max);
-    if first.trim().is_empty() || max.trim().is_empty() {
-        return Err("write both ends of the back-off, as in \"1s..5m\"".to_owned());
-    }
-    let (first_millis, max_millis) = (duration(first)?, duration(max)?);
-    if first_millis == 0 {
-        return Err("with a back-off of zero a failing message comes again at once, for ever; write \"1s..5m\"".into());
-    }
-    if first_millis > max_millis {
-        return Err(format!(
-            "the back-off falls; write \"{}..{}\"",
-            max.trim(),
-            first.trim()
-        ));
-    }
-    Ok((first_millis, max_millis))
-}
-
-/// A duration in milliseconds.
-fn duration(text: &str) -> Result<u64, String> {
-    let text = text.trim();
-    let duration = humantime::parse_duration(text).map_err(|error| {
-        let text = text.escape_debug();
-        format!("\"{text}\" is not a duration ({error}); write \"500ms\", \"30s\" or \"5m\"")
-    })?;
-    if duration > MAX_DURATION {
-        return Err(format!(
-            "\"{text}\" is longer than a year; write \"500ms\", \"30s\" or \"5m\""
-        ));
-    }
-    if !duration.subsec_nanos().is_multiple_of(1_000_000) {
-        return Err(format!(
-            "\"{text}\" is finer than a millisecond; write whole milliseconds, as in \"500ms\""
-        ));
-    }
-    u64::try_from(duration.as_millis()).map_err(|_| format!("\"{text}\" is too long"))
+    bounds::backoff(&literal.value()).map_err(|message| syn::Error::new(literal.span(), message))
 }
 
 pub(crate) fn max_attempts(value: &Expr) -> syn::Result<Attempts> {
     match literal(value) {
-        Some(Lit::Str(word)) if word.value() == "unlimited" => return Ok(Attempts::Unlimited),
-        Some(Lit::Int(number)) => {
-            if let Ok(limit @ 1..) = number.base10_parse() {
-                return Ok(Attempts::Limit(limit));
-            }
-        }
-        _ => {}
+        Some(Lit::Str(word)) if word.value() == "unlimited" => Ok(Attempts::Unlimited),
+        _ => bounds::max_attempts(number(value))
+            .map(Attempts::Limit)
+            .map_err(|message| syn::Error::new_spanned(value, message)),
     }
-    let message = format!(
-        "not a number of attempts; write one from 1, as in `{}`, or \"unlimited\"",
-        suggest::MAX_ATTEMPTS.example
-    );
-    Err(syn::Error::new_spanned(value, message))
 }
 
 pub(crate) fn concurrency(value: &Expr) -> syn::Result<u32> {
-    if let Some(Lit::Int(number)) = literal(value)
-        && let Ok(workers @ 1..=MAX_CONCURRENCY) = number.base10_parse()
-    {
-        return Ok(workers);
+    bounds::concurrency(number(value)).map_err(|message| syn::Error::new_spanned(value, message))
+}
+
+fn number(value: &Expr) -> Option<u32> {
+    match literal(value) {
+        Some(Lit::Int(number)) => number.base10_parse().ok(),
+        _ => None,
     }
-    let message = format!(
-        "not a number of messages at a time; write 1 to {MAX_CONCURRENCY}, as in `{}`",
-        suggest::CONCURRENCY.example
-    );
-    Err(syn::Error::new_spanned(value, message))
 }
 
 pub(crate) fn stream(value: &Expr) -> syn::Result<LitStr> {

@@ -1,6 +1,6 @@
 //! What a program tells the inbox before it starts.
 
-use std::{any::TypeId, fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{any::TypeId, fmt, future::Future, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
 use super::{Inbox, InboxHandle, start};
 use crate::{
@@ -16,7 +16,7 @@ pub(super) type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Select = Box<dyn Fn(&HandlerMeta) -> bool + Send>;
 type Late<T> = Box<dyn FnOnce(StoreSettings) -> T + Send>;
 
-/// Sets up an [`Inbox`]. What isn't set here comes from the environment.
+/// Sets up an [`Inbox`]. What isn't set here comes from the environment, and what isn't there from `inbox.toml`.
 ///
 /// ```no_run
 /// # #[cfg(all(feature = "embedded", feature = "sqlite"))]
@@ -51,6 +51,12 @@ pub struct InboxBuilder {
     pub(super) lock_wait: Option<Duration>,
     pub(super) transaction_pooler: bool,
     pub(super) shutdown_timeout: Option<Duration>,
+    pub(super) config_file: Option<PathBuf>,
+    pub(super) subject_prefix: Option<String>,
+    #[cfg(feature = "http")]
+    pub(super) http_addr: Option<std::net::SocketAddr>,
+    #[cfg(all(feature = "metrics", feature = "http"))]
+    pub(super) prometheus: bool,
     pub(super) shutdown: Option<Signal>,
     pub(super) abort: Option<Signal>,
 }
@@ -148,6 +154,36 @@ impl InboxBuilder {
     /// does (default 25 s). Those that take longer are rolled back and their messages given back.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
         self.shutdown_timeout = Some(timeout);
+        self
+    }
+
+    /// Names the file with settings, as `INBOX_CONFIG` does (default: `inbox.toml`, if it is there). One that is named must
+    /// be there.
+    pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.config_file = Some(path.into());
+        self
+    }
+
+    /// Puts a prefix before the subject of every handler, as `INBOX_SUBJECT_PREFIX` does: with `staging` the handler of
+    /// `order.created` gets the messages of `staging.order.created`. The handler sees the subject that the message has.
+    pub fn subject_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.subject_prefix = Some(prefix.into());
+        self
+    }
+
+    /// Serves health and metrics there while the inbox runs, as `INBOX_HTTP_ADDR` does. Port 0 is any free port, which
+    /// [`InboxHandle::http_addr`] then has. With the feature `metrics` it also does what `prometheus` does.
+    #[cfg(feature = "http")]
+    pub fn http_addr(mut self, addr: impl Into<std::net::SocketAddr>) -> Self {
+        self.http_addr = Some(addr.into());
+        self
+    }
+
+    /// Records the metrics of this program for `/metrics` of [`http::router`](crate::http::router). A program that has
+    /// installed a recorder of its own keeps that, and a warning says so.
+    #[cfg(all(feature = "metrics", feature = "http"))]
+    pub fn prometheus(mut self) -> Self {
+        self.prometheus = true;
         self
     }
 

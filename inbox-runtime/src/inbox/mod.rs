@@ -3,27 +3,31 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::select_all;
-use tokio::{
-    task::{JoinHandle, JoinSet},
-    time::Instant,
-};
+use tokio::{task::JoinSet, time::Instant};
 
 mod builder;
+mod databases;
+mod handle;
+mod health;
 mod start;
 
 pub use builder::InboxBuilder;
+pub use handle::InboxHandle;
+pub use health::{HandlerHealth, Health, HealthHandle};
 
 use crate::{
-    broker::{DynSource, SourceStatus},
+    broker::DynSource,
     error::Error,
     outcome::Outcome,
     pipeline::{
-        Job, Trouble, text,
+        Job, text,
         worker::{Runner, Stop},
     },
     registry::HandlerMeta,
     tally::{Report, Tally},
+    telemetry,
 };
+use health::Life;
 
 /// How often [`Inbox::process_one`] looks for dead letters to replay while it waits for a message.
 const REPLAY_INTERVAL: Duration = Duration::from_millis(500);
@@ -33,6 +37,10 @@ pub struct Inbox {
     lines: Vec<Line>,
     descriptions: Vec<String>,
     tally: Arc<Tally>,
+    stop: Stop,
+    life: Life,
+    #[cfg(feature = "http")]
+    listener: Option<tokio::net::TcpListener>,
     shutdown_timeout: Duration,
     shutdown: Option<builder::Signal>,
     abort: Option<builder::Signal>,
@@ -42,10 +50,9 @@ pub struct Inbox {
 
 /// One handler with its source.
 struct Line {
-    meta: &'static HandlerMeta,
+    meta: Arc<HandlerMeta>,
     runner: Arc<dyn Runner>,
     source: DynSource,
-    trouble: Trouble,
 }
 
 impl Inbox {
@@ -66,9 +73,22 @@ impl Inbox {
         self.descriptions.iter().map(String::as_str)
     }
 
-    /// The handlers that it runs.
-    pub fn handlers(&self) -> impl Iterator<Item = &'static HandlerMeta> {
-        self.lines.iter().map(|line| line.meta)
+    /// The handlers that it runs, with what `inbox.toml` says of them in place of their attributes.
+    pub fn handlers(&self) -> impl Iterator<Item = &HandlerMeta> {
+        self.lines.iter().map(|line| &*line.meta)
+    }
+
+    /// Looks at the health of this inbox while it runs and after it has ended.
+    #[must_use]
+    pub fn health_handle(&self) -> HealthHandle {
+        self.life.handle()
+    }
+
+    /// Where the runtime will serve health and metrics while it runs, if it will.
+    #[cfg(feature = "http")]
+    #[must_use]
+    pub fn http_addr(&self) -> Option<std::net::SocketAddr> {
+        self.listener.as_ref()?.local_addr().ok()
     }
 
     /// Waits for one message, handles and settles it. Returns `None` when there was none within `timeout`; a `timeout` of
@@ -128,29 +148,36 @@ impl Inbox {
     ///
     /// Dropped, it stops at once: handlers are rolled back and their messages come again when their leases run out.
     pub async fn run(self) -> Result<Report, Error> {
-        self.drive(Stop::default()).await
+        self.drive().await
     }
 
     /// Runs in the background.
     #[must_use = "the handle stops and watches the inbox"]
     pub fn spawn(self) -> InboxHandle {
-        let stop = Stop::default();
-        let troubles = self
-            .lines
-            .iter()
-            .map(|line| (line.meta, line.trouble.clone(), line.source.status()))
-            .collect();
-        let tally = self.tally.clone();
-        let task = tokio::spawn(self.drive(stop.clone()));
+        #[cfg(feature = "http")]
+        let http_addr = self.http_addr();
+        let (stop, tally, health) = (self.stop.clone(), self.tally.clone(), self.health_handle());
+        // Not only when the task first runs.
+        self.life.begin();
         InboxHandle {
             stop,
-            task,
-            troubles,
+            task: tokio::spawn(self.drive()),
             tally,
+            health,
+            #[cfg(feature = "http")]
+            http_addr,
         }
     }
 
-    async fn drive(self, stop: Stop) -> Result<Report, Error> {
+    async fn drive(self) -> Result<Report, Error> {
+        let (stop, life) = (self.stop, self.life);
+        life.begin();
+        // Until the drain is over: readiness is asked for while it goes on.
+        #[cfg(feature = "http")]
+        let _serving = self
+            .listener
+            .map(|listener| crate::http::serve(listener, life.handle()));
+        let mut upkeep = std::pin::pin!(telemetry::upkeep());
         let mut tasks = JoinSet::new();
         for line in self.lines {
             tasks.spawn(line.runner.run(line.source, stop.clone()));
@@ -171,6 +198,7 @@ impl Inbox {
                         death = Some(error);
                     }
                 },
+                () = &mut upkeep => unreachable!("upkeep never returns"),
                 how = &mut stopping, if !stopped => {
                     stopped = true;
                     aborted = how;
@@ -275,73 +303,4 @@ impl fmt::Debug for Inbox {
             .field("handlers", &self.lines.len())
             .finish_non_exhaustive()
     }
-}
-
-/// An inbox that runs in the background. Dropped, the inbox goes on.
-#[derive(Debug)]
-pub struct InboxHandle {
-    stop: Stop,
-    task: JoinHandle<Result<Report, Error>>,
-    troubles: Vec<(&'static HandlerMeta, Trouble, SourceStatus)>,
-    tally: Arc<Tally>,
-}
-
-impl InboxHandle {
-    /// Tells the inbox to stop: running handlers finish, everything else is given back at once. Returns at once; wait
-    /// with [`join`](Self::join).
-    pub fn stop(&self) {
-        self.stop.drain.cancel();
-    }
-
-    /// Waits until the inbox has stopped.
-    ///
-    /// # Errors
-    ///
-    /// As [`Inbox::run`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropped, the inbox goes on, and nobody can stop it any more.
-    pub async fn join(self) -> Result<Report, Error> {
-        self.task.await?
-    }
-
-    /// What became of the deliveries so far.
-    #[must_use]
-    pub fn report(&self) -> Report {
-        self.tally.report()
-    }
-
-    /// Whether it runs, and whether it can work.
-    #[must_use]
-    pub fn health(&self) -> Health {
-        let live = !self.task.is_finished();
-        let mut reasons = Vec::new();
-        if !live {
-            reasons.push("the inbox has stopped".to_owned());
-        } else if self.stop.drain.is_cancelled() {
-            reasons.push("the inbox is stopping".to_owned());
-        }
-        for (meta, trouble, status) in &self.troubles {
-            let all = trouble.reasons().into_iter().chain(status.reasons());
-            reasons.extend(all.map(|why| format!("{}: {why}", meta.name)));
-        }
-        Health {
-            live,
-            ready: reasons.is_empty(),
-            reasons,
-        }
-    }
-}
-
-/// Whether an inbox runs, and whether it can work.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Health {
-    /// It has not come to an end.
-    pub live: bool,
-    /// It handles messages, or would if there were any.
-    pub ready: bool,
-    /// Why it is not ready.
-    pub reasons: Vec<String>,
 }

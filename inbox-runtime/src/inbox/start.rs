@@ -1,56 +1,72 @@
 //! From a builder to an inbox that is ready to run: select, check, connect, subscribe.
 
+#[cfg(feature = "http")]
+use std::net::SocketAddr;
 use std::{any::TypeId, sync::Arc, time::Duration};
 
-use super::{Inbox, InboxBuilder, Line};
+use super::{
+    Inbox, InboxBuilder, Line,
+    databases::{Database, Origin, connect, databases, detached},
+    health::{Life, Watched},
+};
 use crate::{
-    broker::{self, DynBroker, Subscription},
+    broker::{self, DynBroker, DynSource, Subscription},
     check,
-    config::Config,
+    config::{self, Config, Given},
     error::{Error, StartErrors},
     file::resolve,
+    pipeline::worker::Stop,
     registry::HandlerMeta,
     store::{
         Migrate, Records, StoreSettings,
         detached::Detached,
-        kind::{AnyStore, Entry, Kind, Shared, kinds},
+        kind::{Entry, Kind, Shared, kinds},
     },
     tally::Tally,
 };
 
-/// A database that the program uses.
-struct Database {
-    kind: TypeId,
-    name: &'static str,
-    store: AnyStore,
-    records: Arc<dyn Records>,
-}
-
-/// How a database is come by.
-enum Origin {
-    Given(Box<dyn FnOnce(StoreSettings) -> AnyStore + Send>),
-    Url { variable: &'static str, url: String },
+/// A handler that is to run.
+pub(super) struct Planned {
+    pub(super) entry: Box<dyn Entry>,
+    /// As it was declared, with what the file says of it in place of its attribute.
+    pub(super) meta: Arc<HandlerMeta>,
+    /// What it subscribes to: the declared subject behind the prefix.
+    subject: String,
 }
 
 struct Plan {
-    entries: Vec<Box<dyn Entry>>,
+    handlers: Vec<Planned>,
     databases: Vec<(Box<dyn Kind>, Origin)>,
     broker: DynBroker,
 }
 
 pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
     let mut problems = Vec::new();
-    let config = Config::from_env(&mut problems);
+    let config = Config::load(builder.config_file.as_deref(), &mut problems);
     let migrate = builder.migrate.or(config.migrate).unwrap_or_default();
     let settings = settings(&builder, &config);
+    #[cfg(feature = "http")]
+    let addr = http_addr(&builder, &config);
+    #[cfg(not(feature = "http"))]
+    refuse_http_addr(&config, &mut problems);
     let plan = plan(&mut builder, &config, problems)?;
+    #[cfg(feature = "http")]
+    let listener = match addr {
+        Some(addr) => Some(crate::http::bind(addr).await?),
+        None => None,
+    };
+    #[cfg(all(feature = "metrics", feature = "http"))]
+    if builder.prometheus || listener.is_some() {
+        // Before the pipelines register what they measure.
+        crate::telemetry::prometheus::install();
+    }
 
     let mut databases = Vec::new();
     for (kind, origin) in plan.databases {
         let database = connect(&*kind, origin, settings).await?;
         if let Some(connections) = kind.max_connections(&database.store) {
-            let ours = plan.entries.iter().filter(|entry| entry.store() == kind.store());
-            check::connections(kind.name(), connections, ours.map(|entry| entry.meta()))?;
+            let ours = plan.handlers.iter().filter(|one| one.entry.store() == kind.store());
+            check::connections(kind.name(), connections, ours.map(|one| &*one.meta))?;
         }
         databases.push(database);
     }
@@ -67,37 +83,17 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
         states: Arc::new(builder.states),
         tally: Arc::new(Tally::default()),
     };
-    let sources = plan.broker.subscribe(subscriptions(&plan.entries, ack_wait)).await?;
-    let mut lines = Vec::new();
-    for (entry, source) in plan.entries.iter().zip(sources) {
-        let pipeline = databases
-            .iter()
-            .find_map(|database| entry.pipeline(&database.store, &shared));
-        let Some((runner, trouble)) = pipeline else {
-            // The plan has a database for every entry.
-            continue;
-        };
-        let meta = entry.meta();
-        tracing::info!(
-            handler = meta.name,
-            group = meta.group,
-            subject = meta.subject,
-            ack = meta.ack.as_str(),
-            start = meta.start.as_str(),
-            place = meta.place(),
-            "a handler is ready"
-        );
-        lines.push(Line {
-            meta,
-            runner,
-            source,
-            trouble,
-        });
-    }
+    let sources = plan.broker.subscribe(subscriptions(&plan.handlers, ack_wait)).await?;
+    let (lines, watched) = lines(plan.handlers, sources, &databases, &shared);
+    let stop = Stop::default();
     Ok(Inbox {
         lines,
         descriptions,
         tally: shared.tally,
+        life: Life::new(stop.drain.clone(), watched),
+        stop,
+        #[cfg(feature = "http")]
+        listener,
         shutdown_timeout: builder
             .shutdown_timeout
             .or(config.shutdown_timeout)
@@ -106,6 +102,60 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
         abort: builder.abort,
         next: 0,
     })
+}
+
+/// Where health and metrics are to be served.
+#[cfg(feature = "http")]
+fn http_addr(builder: &InboxBuilder, config: &Config) -> Option<Given<SocketAddr>> {
+    let given = builder.http_addr.map(|value| Given {
+        value,
+        place: "`.http_addr(…)`".to_owned(),
+    });
+    given.or_else(|| config.http_addr.clone())
+}
+
+#[cfg(not(feature = "http"))]
+fn refuse_http_addr(config: &Config, problems: &mut Vec<String>) {
+    if let Some(Given { place, .. }) = &config.http_addr {
+        problems.push(format!(
+            "{place}: this program was built without the feature `http`, so it can't serve health; turn the feature on"
+        ));
+    }
+}
+
+/// One line for each handler, and what is to be seen of it while it runs.
+fn lines(
+    handlers: Vec<Planned>,
+    sources: Vec<DynSource>,
+    databases: &[Database],
+    shared: &Shared,
+) -> (Vec<Line>, Vec<Watched>) {
+    let (mut lines, mut watched) = (Vec::new(), Vec::new());
+    for (Planned { entry, meta, subject }, source) in handlers.into_iter().zip(sources) {
+        let pipeline = databases
+            .iter()
+            .find_map(|database| entry.pipeline(&meta, &database.store, shared));
+        let Some((runner, vitals)) = pipeline else {
+            // The plan has a database for every entry.
+            continue;
+        };
+        tracing::info!(
+            handler = meta.name,
+            group = meta.group,
+            subject,
+            ack = meta.ack.as_str(),
+            start = meta.start.as_str(),
+            place = meta.place(),
+            "a handler is ready"
+        );
+        watched.push(Watched {
+            meta: meta.clone(),
+            vitals,
+            status: source.status(),
+        });
+        lines.push(Line { meta, runner, source });
+    }
+    (lines, watched)
 }
 
 fn settings(builder: &InboxBuilder, config: &Config) -> StoreSettings {
@@ -120,50 +170,30 @@ fn settings(builder: &InboxBuilder, config: &Config) -> StoreSettings {
 /// Decides what is to run on what, or lists everything that keeps it from running.
 fn plan(builder: &mut InboxBuilder, config: &Config, mut problems: Vec<String>) -> Result<Plan, StartErrors> {
     let kinds = kinds();
-    let mut entries: Vec<_> = kinds.iter().flat_map(|kind| kind.entries()).collect();
-    entries.sort_by_key(|entry| (entry.meta().group, entry.meta().subject, entry.meta().name));
-    let all: Vec<&'static HandlerMeta> = entries.iter().map(|entry| entry.meta()).collect();
-
-    let groups = builder.groups.take().or_else(|| config.groups.clone());
-    check::groups(groups.as_deref().unwrap_or_default(), &all, &mut problems);
-    entries.retain(|entry| {
-        let meta = entry.meta();
-        groups
-            .as_ref()
-            .is_none_or(|groups| groups.iter().any(|group| group == meta.group))
-            && builder.select.iter().all(|select| select(meta))
-    });
-    let selected: Vec<_> = entries.iter().map(|entry| entry.meta()).collect();
-
-    check::found(all.len(), selected.len(), &mut problems);
+    let handlers = handlers(builder, config, &kinds, &mut problems);
+    let selected: Vec<_> = handlers.iter().map(|one| &*one.meta).collect();
     check::ack_wait(builder.ack_wait, &mut problems);
     check::expected(&builder.expected, &selected, &mut problems);
     check::overlaps(&selected, &mut problems);
-    for entry in &entries {
+    for one in &handlers {
         let transactional = kinds
             .iter()
-            .any(|kind| kind.store() == entry.store() && kind.transactional());
-        check::one(&**entry, transactional, &builder.states, &mut problems);
+            .any(|kind| kind.store() == one.entry.store() && kind.transactional());
+        check::one(
+            &*one.entry,
+            &one.meta,
+            &one.subject,
+            transactional,
+            &builder.states,
+            &mut problems,
+        );
     }
 
-    let databases = databases(builder, config, kinds, &entries, &mut problems);
-    let broker = match (
-        builder.broker.take(),
-        builder.broker_url.take().or_else(|| config.broker_url.clone()),
-    ) {
-        (Some(broker), _) => Some(broker),
-        (None, Some(url)) => broker::connect(&url).map_err(|problem| problems.push(problem)).ok(),
-        (None, None) => {
-            problems.push(format!(
-                "there is no broker; set INBOX_BROKER_URL (for example {}), or add `.broker(…)`",
-                broker::EXAMPLE_URL
-            ));
-            None
-        }
-    };
+    let databases = databases(builder, config, kinds, &handlers, &mut problems);
+    let broker = broker(builder, config, &mut problems);
     match broker {
         Some(broker) if problems.is_empty() => Ok(Plan {
-            entries,
+            handlers,
             databases,
             broker,
         }),
@@ -171,113 +201,67 @@ fn plan(builder: &mut InboxBuilder, config: &Config, mut problems: Vec<String>) 
     }
 }
 
-/// Finds the database of every selected handler.
-fn databases(
+/// The broker that was given, or the one that a URL names.
+fn broker(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String>) -> Option<DynBroker> {
+    if let Some(broker) = builder.broker.take() {
+        return Some(broker);
+    }
+    let url = match builder.broker_url.take() {
+        Some(url) => Some((url, "`.broker_url(…)`".to_owned())),
+        None => config.broker_url.clone().map(|given| (given.value.0, given.place)),
+    };
+    let Some((url, place)) = url else {
+        problems.push(format!(
+            "there is no broker; set INBOX_BROKER_URL (for example {}), or add `.broker(…)`",
+            broker::EXAMPLE_URL
+        ));
+        return None;
+    };
+    broker::connect(&url)
+        .map_err(|problem| problems.push(format!("{place}: {problem}")))
+        .ok()
+}
+
+/// The selected handlers, in the order of groups, subjects and names, as the file changes them.
+fn handlers(
     builder: &mut InboxBuilder,
     config: &Config,
-    kinds: Vec<Box<dyn Kind>>,
-    entries: &[Box<dyn Entry>],
+    kinds: &[Box<dyn Kind>],
     problems: &mut Vec<String>,
-) -> Vec<(Box<dyn Kind>, Origin)> {
-    let needs_records = entries.iter().any(|entry| entry.store() == TypeId::of::<Detached>());
-    let schemes: Vec<_> = kinds.iter().flat_map(|kind| kind.schemes()).copied().collect();
-    let mut found = Vec::new();
-    for kind in kinds.into_iter().filter(|kind| kind.transactional()) {
-        let given = builder.stores.iter().position(|(store, _)| *store == kind.store());
-        let url = url_of(&*kind, config);
-        let wanted = entries
-            .iter()
-            .filter(|entry| entry.store() == kind.store())
-            .map(|entry| entry.meta())
-            .next();
-        match (given, url, wanted) {
-            (Some(index), _, _) => found.push((kind, Origin::Given(builder.stores.remove(index).1))),
-            (None, Some((variable, url)), Some(_)) => found.push((kind, Origin::Url { variable, url })),
-            (None, Some((variable, url)), None) if needs_records => found.push((kind, Origin::Url { variable, url })),
-            (None, None, Some(meta)) => problems.push(no_database(&*kind, meta, config, &schemes)),
-            (None, _, None) => {}
-        }
-    }
-    if needs_records && builder.dead_letters.is_none() && found.len() != 1 && problems.is_empty() {
-        problems.push(if found.is_empty() {
-            "the handlers without a transaction have no database for their dead letters; set DATABASE_URL (for example \
-             sqlite://app.db), or add `.store(pool)`"
-                .to_owned()
-        } else {
-            "there are several databases, so say which one keeps the dead letters of the handlers without a transaction: \
-             add `.dead_letters(pool)`"
-                .to_owned()
-        });
-    }
-    found
+) -> Vec<Planned> {
+    let mut entries: Vec<_> = kinds.iter().flat_map(|kind| kind.entries()).collect();
+    entries.sort_by_key(|entry| (entry.meta().group, entry.meta().subject, entry.meta().name));
+    let all: Vec<&'static HandlerMeta> = entries.iter().map(|entry| entry.meta()).collect();
+    let groups = builder.groups.take().or_else(|| config.groups.clone());
+    check::groups(groups.as_deref().unwrap_or_default(), &all, problems);
+    config.overrides.check(&all, problems);
+    let prefix = prefix(builder, config, problems);
+
+    let planned = entries.into_iter().map(|entry| {
+        let meta = Arc::new(config.overrides.apply(entry.meta()));
+        let subject = match &prefix {
+            Some(prefix) => format!("{prefix}.{}", meta.subject),
+            None => meta.subject.to_owned(),
+        };
+        Planned { entry, meta, subject }
+    });
+    let selected: Vec<_> = planned
+        .filter(|one| {
+            let group = |groups: &Vec<String>| groups.iter().any(|group| group == one.meta.group);
+            groups.as_ref().is_none_or(group) && builder.select.iter().all(|select| select(&one.meta))
+        })
+        .collect();
+    check::found(all.len(), selected.len(), problems);
+    selected
 }
 
-/// The URL of a kind of database, with the variable that has it.
-fn url_of(kind: &dyn Kind, config: &Config) -> Option<(&'static str, String)> {
-    let own = match kind.variable() {
-        "INBOX_SQLITE_URL" => config.sqlite_url.clone(),
-        "INBOX_POSTGRES_URL" => config.postgres_url.clone(),
-        _ => None,
-    };
-    let shared = || {
-        config
-            .database_url
-            .clone()
-            .filter(|url| kind.schemes().contains(&scheme(url)))
-    };
-    own.map(|url| (kind.variable(), url))
-        .or_else(|| Some(("DATABASE_URL", shared()?)))
-}
-
-fn no_database(kind: &dyn Kind, meta: &HandlerMeta, config: &Config, schemes: &[&str]) -> String {
-    let other = match config.database_url.as_deref().map(scheme) {
-        Some(other) if !schemes.contains(&other) => format!(
-            " (DATABASE_URL begins with `{other}:`, which this program was not built for; built in: {})",
-            schemes.join(", ")
-        ),
-        Some(other) => format!(" (DATABASE_URL names a `{other}:` database)"),
-        None => String::new(),
-    };
-    format!(
-        "handler `{}` ({}) needs a {} database, and there is none{other}; set DATABASE_URL or {} (for example {}), or \
-         add `.store(pool)`",
-        meta.name,
-        meta.place(),
-        kind.name(),
-        kind.variable(),
-        kind.example_url()
-    )
-}
-
-fn scheme(url: &str) -> &str {
-    url.split_once(':').map_or("", |(scheme, _)| scheme)
-}
-
-async fn connect(kind: &dyn Kind, origin: Origin, settings: StoreSettings) -> Result<Database, Error> {
-    let store = match origin {
-        Origin::Given(make) => make(settings),
-        Origin::Url { variable, url } => kind.connect(&url, settings).await.map_err(|source| Error::Connect {
-            database: variable.to_owned(),
-            source,
-        })?,
-    };
-    let records = kind
-        .records(&store)
-        .ok_or_else(|| StartErrors::new(vec![format!("the pool given for {} is of another kind", kind.name())]))?;
-    Ok(Database {
-        kind: kind.store(),
-        name: kind.name(),
-        store,
-        records,
-    })
-}
-
-fn detached(records: Arc<dyn Records>) -> Database {
-    Database {
-        kind: TypeId::of::<Detached>(),
-        name: "dead letters",
-        store: Box::new(Detached::new(records.clone())),
-        records,
+/// What stands before every subject.
+fn prefix(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String>) -> Option<String> {
+    match builder.subject_prefix.take() {
+        Some(prefix) => config::prefix(&prefix)
+            .map_err(|problem| problems.push(format!("`.subject_prefix(…)`: {problem}")))
+            .ok(),
+        None => config.subject_prefix.clone(),
     }
 }
 
@@ -315,12 +299,11 @@ fn refuse_one_file(broker: &DynBroker, records: &dyn Records) -> Result<(), Star
     }
 }
 
-fn subscriptions(entries: &[Box<dyn Entry>], ack_wait: Duration) -> Vec<Subscription> {
-    entries
+fn subscriptions(handlers: &[Planned], ack_wait: Duration) -> Vec<Subscription> {
+    handlers
         .iter()
-        .map(|entry| {
-            let meta = entry.meta();
-            Subscription::new(meta.group, meta.subject)
+        .map(|Planned { meta, subject, .. }| {
+            Subscription::new(meta.group, subject)
                 .start(meta.start)
                 .ack_wait(ack_wait)
                 .max_in_flight(meta.concurrency as usize * 2)

@@ -59,6 +59,8 @@ impl<S: Store> Case<'_, S> {
             Err(error) => return error.into(),
         }
         self.job.begin();
+        let _open = S::TRANSACTIONAL.then(|| self.pipeline.open.begin());
+        self.pipeline.instruments.attempt();
         let handled = self.handle(live.conn(), bound).await;
         failpoint!("before_seal");
         let (attempt, usable) = match handled {

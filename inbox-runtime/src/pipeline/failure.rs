@@ -34,6 +34,7 @@ impl<S: Store> Case<'_, S> {
     pub(super) async fn conclude(&mut self, attempt: Attempt) -> Done {
         match attempt {
             Attempt::Committed(handled) => {
+                self.pipeline.instruments.committed(self.job.delivery.published_at);
                 self.forget_attempts().await;
                 let outcome = Outcome::from(handled);
                 tracing::debug!(%outcome, "handled");
@@ -79,6 +80,7 @@ impl<S: Store> Case<'_, S> {
             return self.bury(Reason::IdReused, text, None).await;
         }
         if !kept.same(ours) {
+            self.pipeline.instruments.payload_mismatch();
             tracing::warn!(
                 "a message with the id of one that was handled has another payload; it is taken for a duplicate"
             );
@@ -152,7 +154,9 @@ impl<S: Store> Case<'_, S> {
         if let Some(done) = self.settled_by_the_inbox().await {
             return done;
         }
-        self.bury(Reason::Rejected, text(rejection), None).await
+        // What is beneath it has values of the payload, which are no log's business.
+        let logged = rejection.to_string();
+        self.bury_logged(Reason::Rejected, text(rejection), None, &logged).await
     }
 
     /// An extractor panicked, which a redelivery may not do: another version of the program may get it.
@@ -188,6 +192,12 @@ impl<S: Store> Case<'_, S> {
 
     /// Writes the dead letter; only then is the message acknowledged.
     async fn bury(&mut self, reason: Reason, error: String, attempts: Option<u32>) -> Done {
+        let logged = error.clone();
+        self.bury_logged(reason, error, attempts, &logged).await
+    }
+
+    /// The same, with another text in the log than in the letter.
+    async fn bury_logged(&mut self, reason: Reason, error: String, attempts: Option<u32>, logged: &str) -> Done {
         let delivery = &self.job.delivery;
         let letter = NewDeadLetter {
             key: self.key.clone(),
@@ -212,10 +222,11 @@ impl<S: Store> Case<'_, S> {
                 .await;
         }
         tell_test!(crate::testing::Told::Trouble(&letter.error));
+        self.pipeline.instruments.dead_letter(reason);
         tracing::error!(
             reason = reason.as_str(),
             attempts = letter.attempts,
-            error = letter.error,
+            error = logged,
             "the message went to the dead letters"
         );
         self.acked(Outcome::DeadLettered)

@@ -16,20 +16,20 @@ use tokio::{
 };
 
 use super::text;
-use crate::broker::DynLease;
+use crate::{broker::DynLease, telemetry::Instruments};
 
 /// How long a lease is kept beyond the handler's timeout: for what comes after the handler.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// The deliveries that are out. Clones share them.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct InFlight(Arc<Inner>);
 
-#[derive(Default)]
 struct Inner {
     next: AtomicU64,
     leases: Mutex<HashMap<u64, Held>>,
     ack_wait: watch::Sender<Duration>,
+    instruments: Instruments,
 }
 
 struct Held {
@@ -39,14 +39,29 @@ struct Held {
 }
 
 impl InFlight {
+    pub(crate) fn new(instruments: Instruments) -> Self {
+        Self(Arc::new(Inner {
+            next: AtomicU64::new(0),
+            leases: Mutex::default(),
+            ack_wait: watch::Sender::default(),
+            instruments,
+        }))
+    }
+
     /// Keeps a lease alive until the result is dropped.
     pub(crate) fn hold(&self, lease: DynLease) -> Hold {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         self.lock().insert(number, Held { lease, until: None });
+        self.0.instruments.leased();
         Hold {
             in_flight: self.clone(),
             number,
         }
+    }
+
+    /// How many are out.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
     }
 
     /// Says how long a lease lasts, which somebody may change while the program runs.
@@ -111,5 +126,6 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         self.in_flight.lock().remove(&self.number);
+        self.in_flight.0.instruments.released();
     }
 }

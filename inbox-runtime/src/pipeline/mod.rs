@@ -22,7 +22,7 @@ use std::{
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use crate::{
     bound::Bound,
@@ -35,19 +35,24 @@ use crate::{
     registry::{AckStrategy, Decode, HandlerMeta},
     store::{AttemptKey, Attempts, Claim, Fingerprint, Following, Records, Session, Store, StoreError},
     tally::Tally,
+    telemetry::{self, Instruments, Timer},
 };
 
 mod attempt;
 mod failure;
 mod in_flight;
+mod open;
 mod owed;
+mod pace;
 pub(crate) mod replay;
 mod trouble;
 pub(crate) mod worker;
 
 use attempt::Attempt;
 pub(crate) use in_flight::InFlight;
+pub(crate) use open::Open;
 pub(crate) use owed::Owed;
+pub(crate) use pace::Pace;
 pub(crate) use trouble::Trouble;
 
 /// How many fresh transactions a message gets at once when the database asks for another (serialization, deadlock).
@@ -63,7 +68,19 @@ pub(crate) struct Pipeline<S: Store> {
     pub(crate) tally: Arc<Tally>,
     pub(crate) trouble: Trouble,
     pub(crate) in_flight: InFlight,
+    pub(crate) open: Open,
+    pub(crate) pace: Pace,
     pub(crate) owed: Owed,
+    pub(crate) instruments: Instruments,
+}
+
+/// What a running pipeline shows of itself.
+#[derive(Clone)]
+pub(crate) struct Vitals {
+    pub(crate) trouble: Trouble,
+    pub(crate) in_flight: InFlight,
+    pub(crate) open: Open,
+    pub(crate) pace: Pace,
 }
 
 /// Takes the next message in hand, if there is one, so that the database can go on to it from this one's commit.
@@ -109,6 +126,8 @@ pub(crate) struct Job {
     /// The handler runs, or the message was acknowledged so that it may, or an attempt is being counted, which would be
     /// on record and forgotten here: a drain waits for it.
     begun: watch::Sender<bool>,
+    /// Its span, which is there for the acknowledgement too.
+    span: Span,
 }
 
 impl Job {
@@ -118,6 +137,7 @@ impl Job {
             lease,
             counted: None,
             begun: watch::Sender::new(false),
+            span: Span::none(),
         }
     }
 
@@ -182,15 +202,11 @@ impl<S: Store> Pipeline<S> {
             Some(decoded) => (Ok(decoded.id), Some(decoded.bound)),
             None => (self.identify(&job.delivery), None),
         };
-        let span = tracing::info_span!(
-            "inbox.handle",
-            group = self.meta.group,
-            subject = job.delivery.subject,
-            handler = self.meta.name,
-            message_id = id.as_ref().map_or("", String::as_str),
-            delivery_count = job.delivery.delivery_count,
-            outcome = tracing::field::Empty,
+        let (span, timer) = (
+            telemetry::span(&self.meta, &job.delivery, id.as_deref().ok()),
+            Timer::start(),
         );
+        job.span = span.clone();
         let key = self.key(&job.delivery);
         job.begun.send_replace(false);
         let (id, refused) = match id {
@@ -205,6 +221,7 @@ impl<S: Store> Pipeline<S> {
         };
         let done = case.run(session, refused, ready, next).instrument(span.clone()).await;
         span.record("outcome", done.outcome.as_str());
+        self.instruments.handled(&timer);
         done
     }
 
@@ -248,26 +265,46 @@ impl<S: Store> Pipeline<S> {
 
     /// Settles a delivery as [`process`](Self::process) said.
     pub(crate) async fn settle(&self, job: &Job, done: Done) -> Outcome {
+        let outcome = done.outcome;
         match done.settle {
-            Settle::Ack => {
-                failpoint!("before_ack");
-                let acked = job.lease.ack().await;
-                self.tally.count_ack(acked.is_ok());
-                if let Err(error) = acked {
-                    tracing::warn!(
-                        handler = self.meta.name,
-                        error = %text(&error),
-                        "the acknowledgement failed; the message comes again and is recognised"
-                    );
-                }
-                failpoint!("after_ack");
-            }
+            Settle::Ack => self.acknowledge(job).instrument(job.span.clone()).await,
             Settle::Acked => {}
-            Settle::Back(delay) => self.give_back(job, delay).await,
+            Settle::Back(delay) => {
+                self.give_back(job, delay).instrument(job.span.clone()).await;
+                self.pace.gave_back(delay);
+            }
         }
-        self.tally.count(done.outcome);
-        tell_test!(crate::testing::Told::settled(&self.meta, &job.delivery, done.outcome));
-        done.outcome
+        self.pace.step();
+        self.count(outcome);
+        tell_test!(crate::testing::Told::settled(&self.meta, &job.delivery, outcome));
+        outcome
+    }
+
+    async fn acknowledge(&self, job: &Job) {
+        failpoint!("before_ack");
+        let acked = job.lease.ack().await;
+        self.count_ack(acked.is_ok());
+        if let Err(error) = acked {
+            tracing::warn!(
+                handler = self.meta.name,
+                error = %text(&error),
+                "the acknowledgement failed; the message comes again and is recognised"
+            );
+        }
+        failpoint!("after_ack");
+    }
+
+    /// Counts what became of a delivery.
+    fn count(&self, outcome: Outcome) {
+        self.tally.count(outcome);
+        self.instruments.outcome(outcome);
+    }
+
+    fn count_ack(&self, success: bool) {
+        self.tally.count_ack(success);
+        if !success {
+            self.instruments.ack_failed();
+        }
     }
 
     /// Gives a delivery back because the program stops, which is no failure of the handler: nothing is counted.
@@ -399,11 +436,11 @@ impl<S: Store> Case<'_, S> {
                 });
             }
             Err(error) => {
-                self.pipeline.tally.count_ack(false);
+                self.pipeline.count_ack(false);
                 return Err(self.deferred(&text(&error)).await);
             }
         }
-        self.pipeline.tally.count_ack(true);
+        self.pipeline.count_ack(true);
         failpoint!("after_ack");
         Ok(())
     }

@@ -70,10 +70,10 @@ impl Trouble {
         changed
     }
 
-    /// Everything that is wrong now.
-    pub(crate) fn reasons(&self) -> Vec<String> {
+    /// What is wrong now with the database, and with the broker.
+    pub(crate) fn both(&self) -> (Option<String>, Option<String>) {
         let database = self.0.database.borrow().clone();
         let broker = self.0.broker.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        database.into_iter().chain(broker).collect()
+        (database, broker)
     }
 }

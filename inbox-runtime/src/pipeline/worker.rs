@@ -146,6 +146,7 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
     }
     pipeline.in_flight.pace(source.ack_wait());
     let keep_alive = pipeline.in_flight.keep_alive();
+    let sample = pipeline.instruments.sample(&pipeline.open, source.status());
     let work = async {
         let feed = stop.drain.run_until_cancelled(async {
             tokio::join!(pull(&pipeline, &mut source, &slots, &queue), replays(&pipeline, &queue))
@@ -166,6 +167,7 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
     tokio::select! {
         result = work => result,
         () = keep_alive => unreachable!("keep_alive never returns"),
+        () = sample => unreachable!("sample never returns"),
     }
 }
 
@@ -185,6 +187,7 @@ async fn pull<S: Store>(pipeline: &Pipeline<S>, source: &mut DynSource, slots: &
                 if pipeline.trouble.broker(None) {
                     tracing::info!(handler = pipeline.meta.name, "the broker answers again");
                 }
+                pipeline.pace.step();
                 failures = 0;
                 for ((delivery, lease), slot) in deliveries.into_iter().zip(free) {
                     let hold = pipeline.in_flight.hold(lease.clone());
@@ -346,7 +349,7 @@ impl<S: Store> Worker<'_, S> {
                 pipeline.settle(&queued.job, done).await;
                 return true;
             }
-            pipeline.tally.count(Outcome::Deferred);
+            pipeline.count(Outcome::Deferred);
             failures += 1;
             self.stop
                 .drain

@@ -9,9 +9,10 @@ use std::{
 use super::{BoxFuture, ConnectError, Records, Store, StoreSettings, detached::Detached};
 use crate::{
     extract::States,
-    pipeline::{InFlight, Owed, Pipeline, Trouble, worker::Runner},
+    pipeline::{InFlight, Open, Owed, Pace, Pipeline, Trouble, Vitals, worker::Runner},
     registry::{HandlerMeta, Registration},
     tally::Tally,
+    telemetry::Instruments,
 };
 
 /// A connected store whose type is not of interest.
@@ -34,8 +35,8 @@ pub(crate) trait Entry: Send + Sync {
     /// What its arguments lack.
     fn missing(&self, states: &States) -> Vec<String>;
 
-    /// Its pipeline; `None` if `store` is another kind of store.
-    fn pipeline(&self, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Trouble)>;
+    /// Its pipeline, which works by `meta`; `None` if `store` is another kind of store.
+    fn pipeline(&self, meta: &HandlerMeta, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Vitals)>;
 }
 
 /// One kind of store.
@@ -123,20 +124,30 @@ impl<S: Store> Entry for &'static Registration<S> {
         self.checks.iter().filter_map(|check| check(states).err()).collect()
     }
 
-    fn pipeline(&self, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Trouble)> {
+    fn pipeline(&self, meta: &HandlerMeta, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Vitals)> {
         let store = store.downcast_ref::<S>()?.clone();
-        let trouble = Trouble::new();
+        let instruments = Instruments::new(meta);
+        let vitals = Vitals {
+            trouble: Trouble::new(),
+            in_flight: InFlight::new(instruments.clone()),
+            open: Open::default(),
+            pace: Pace::new(),
+        };
+        let shown = vitals.clone();
         let pipeline = Pipeline {
-            meta: self.meta.clone(),
+            meta: meta.clone(),
             decode: self.decode,
             records: store.records(),
             store,
             states: shared.states.clone(),
             tally: shared.tally.clone(),
-            trouble: trouble.clone(),
-            in_flight: InFlight::default(),
+            trouble: vitals.trouble,
+            in_flight: vitals.in_flight,
+            open: vitals.open,
+            pace: vitals.pace,
             owed: Owed::default(),
+            instruments,
         };
-        Some((Arc::new(pipeline), trouble))
+        Some((Arc::new(pipeline), shown))
     }
 }

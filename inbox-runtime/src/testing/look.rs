@@ -89,7 +89,7 @@ impl<P: TestPool> Harness<P> {
     }
 
     /// Every message, with each handler that takes it.
-    async fn trace(&self, caller: Caller) -> Vec<(&'static HandlerMeta, Traced)> {
+    async fn trace(&self, caller: Caller) -> Vec<(&HandlerMeta, Traced)> {
         let mut all = Vec::new();
         for meta in self.inbox.handlers() {
             let traced = self.broker.trace(meta.group, meta.subject).await;
@@ -100,7 +100,7 @@ impl<P: TestPool> Harness<P> {
     }
 
     /// The messages of that id, with each handler that takes them.
-    pub(super) async fn find(&self, id: &str, caller: Caller) -> Vec<(&'static HandlerMeta, Traced)> {
+    pub(super) async fn find(&self, id: &str, caller: Caller) -> Vec<(&HandlerMeta, Traced)> {
         let mut found = self.trace(caller).await;
         found.retain(|(meta, traced)| message_id(&traced.delivery, meta) == id);
         found

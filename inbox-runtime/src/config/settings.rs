@@ -1,0 +1,247 @@
+//! The one table of settings: their names, what they mean, and how their values are read.
+
+use std::{net::SocketAddr, time::Duration};
+
+use super::{Config, Given, Secret};
+use crate::{bounds, names, store::Migrate};
+
+/// One setting of a program, as the documentation's table has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Setting {
+    /// The environment variable; `None` where there is none.
+    pub variable: Option<&'static str>,
+    /// The key in `inbox.toml`; `None` where there is none.
+    pub key: Option<&'static str>,
+    /// What its value looks like.
+    pub kind: Kind,
+    /// What holds when it isn't set; `None` if nothing does.
+    pub default: Option<&'static str>,
+    /// A value, as it is written in `inbox.toml`.
+    pub example: &'static str,
+    /// What it means.
+    pub meaning: &'static str,
+}
+
+/// What the value of a [`Setting`] looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Text, or one of the words in its meaning.
+    Text,
+    /// A URL. It may have a password, so it is never shown.
+    Url,
+    /// A duration from 1 ms to a year, as in `30s` or `500ms`.
+    Duration,
+    /// A whole number.
+    Number,
+    /// `true` or `false`.
+    Flag,
+    /// Several words: separated by commas in a variable, an array in the file.
+    List,
+}
+
+impl Kind {
+    /// The kind in one word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Url => "URL",
+            Self::Duration => "duration",
+            Self::Number => "number",
+            Self::Flag => "flag",
+            Self::List => "list",
+        }
+    }
+}
+
+/// Takes a value, which is neither empty nor padded; the error says what to write instead.
+type Set = fn(&mut Config, &str, &str) -> Result<(), String>;
+
+/// A setting of the whole program, with what takes its value.
+pub(super) struct Row {
+    pub(super) setting: Setting,
+    /// The arguments are the value and where it was found.
+    pub(super) set: Set,
+}
+
+/// `INBOX_CONFIG`, which the file itself can't have.
+pub(super) const CONFIG: Setting = Setting {
+    variable: Some("INBOX_CONFIG"),
+    key: None,
+    kind: Kind::Text,
+    default: Some("inbox.toml"),
+    example: "/etc/app/inbox.toml",
+    meaning: "the file with settings; one that is named must be there",
+};
+
+const fn row(
+    variable: &'static str,
+    key: &'static str,
+    kind: Kind,
+    default: Option<&'static str>,
+    example: &'static str,
+    meaning: &'static str,
+    set: Set,
+) -> Row {
+    let setting = Setting {
+        variable: Some(variable),
+        key: Some(key),
+        kind,
+        default,
+        example,
+        meaning,
+    };
+    Row { setting, set }
+}
+
+/// Every setting of the whole program. Those of one broker stand together at the end, named after it: `INBOX_KAFKA_…`
+/// is `kafka_…` in the file.
+#[rustfmt::skip]
+pub(super) const ROWS: [Row; 13] = [
+    row("DATABASE_URL", "database_url", Kind::Url, None, "\"sqlite://app.db\"",
+        "the database of the handlers, of whatever kind its scheme names",
+        |config, value, place| url(&mut config.database_url, value, place)),
+    row("INBOX_SQLITE_URL", "sqlite_url", Kind::Url, None, "\"sqlite://app.db\"",
+        "the SQLite database, in a program that also has handlers for another one",
+        |config, value, place| url(&mut config.sqlite_url, value, place)),
+    row("INBOX_POSTGRES_URL", "postgres_url", Kind::Url, None, "\"postgres://localhost/app\"",
+        "the PostgreSQL database, in a program that also has handlers for another one",
+        |config, value, place| url(&mut config.postgres_url, value, place)),
+    row("INBOX_BROKER_URL", "broker_url", Kind::Url, None, "\"embedded:broker.db\"",
+        "the broker",
+        |config, value, place| url(&mut config.broker_url, value, place)),
+    row("INBOX_GROUPS", "groups", Kind::List, None, "[\"billing\", \"shipping\"]",
+        "the consumer groups to run; all that are linked if unset",
+        |config, value, _| {
+            config.groups = Some(value.split(',').map(|group| group.trim().to_owned()).collect());
+            Ok(())
+        }),
+    row("INBOX_SUBJECT_PREFIX", "subject_prefix", Kind::Text, None, "\"staging\"",
+        "stands before the subject of every handler, with a dot between them",
+        |config, value, _| {
+            config.subject_prefix = Some(prefix(value)?);
+            Ok(())
+        }),
+    row("INBOX_MIGRATE", "migrate", Kind::Text, Some("auto"), "\"check\"",
+        "auto: the inbox's tables are made at the start; check: they must be there; off",
+        |config, value, _| {
+            config.migrate = Some(match value {
+                "auto" => Migrate::Auto,
+                "check" => Migrate::Check,
+                "off" => Migrate::Off,
+                _ => return Err("write auto, check or off".to_owned()),
+            });
+            Ok(())
+        }),
+    row("INBOX_ACK_WAIT", "ack_wait", Kind::Duration, Some("30s"), "\"30s\"",
+        "how long the broker waits for a sign of life before it delivers again",
+        |config, value, _| duration(&mut config.ack_wait, value)),
+    row("INBOX_LOCK_WAIT", "lock_wait", Kind::Duration, Some("1s"), "\"1s\"",
+        "how long a claim waits for another transaction",
+        |config, value, _| duration(&mut config.lock_wait, value)),
+    row("INBOX_POOL_SIZE", "pool_size", Kind::Number, Some("10"), "10",
+        "how many connections the runtime's own pool may have, from 1",
+        |config, value, _| {
+            let size = value.parse().ok().filter(|size| *size > 0);
+            config.pool_size = Some(size.ok_or("write a number from 1 on")?);
+            Ok(())
+        }),
+    row("INBOX_TRANSACTION_POOLER", "transaction_pooler", Kind::Flag, Some("false"), "true",
+        "whether a transaction-pooling proxy stands before PostgreSQL",
+        |config, value, _| {
+            config.transaction_pooler = Some(value.parse().map_err(|_| "write true or false")?);
+            Ok(())
+        }),
+    row("INBOX_SHUTDOWN_TIMEOUT", "shutdown_timeout", Kind::Duration, Some("25s"), "\"25s\"",
+        "how long running handlers may take to finish when the program is told to stop",
+        |config, value, _| duration(&mut config.shutdown_timeout, value)),
+    row("INBOX_HTTP_ADDR", "http_addr", Kind::Text, None, "\"0.0.0.0:8080\"",
+        "where health and metrics are served (feature `http`); nowhere if unset",
+        |config, value, place| {
+            config.http_addr = Some(Given { value: http_addr(value)?, place: place.to_owned() });
+            Ok(())
+        }),
+];
+
+const fn of_handler(
+    key: &'static str,
+    kind: Kind,
+    default: &'static str,
+    example: &'static str,
+    meaning: &'static str,
+) -> Setting {
+    Setting {
+        variable: None,
+        key: Some(key),
+        kind,
+        default: Some(default),
+        example,
+        meaning,
+    }
+}
+
+/// What the file can say of a handler, in place of its attribute.
+#[rustfmt::skip]
+pub(super) const OF_HANDLERS: [Setting; 4] = [
+    of_handler("concurrency", Kind::Number, "the attribute's, 1", "4", "how many messages are handled at a time, 1 to 1024"),
+    of_handler("timeout", Kind::Duration, "the attribute's, 5m", "\"30s\"", "how long one run may take"),
+    of_handler("backoff", Kind::Text, "the attribute's, 1s..5m", "\"500ms..1m\"",
+        "between attempts: the first and the largest bound, exponential with full jitter"),
+    of_handler("max_attempts", Kind::Number, "the attribute's, 20", "5",
+        "after how many failures a message goes to the dead letters, from 1, or \"unlimited\""),
+];
+
+/// Every setting: those of the whole program, then what `inbox.toml` can say of single handlers.
+///
+/// ```
+/// let settings = inbox_runtime::config::reference();
+/// let ack_wait = settings.iter().find(|setting| setting.key == Some("ack_wait")).expect("a setting");
+/// assert_eq!(ack_wait.variable, Some("INBOX_ACK_WAIT"));
+/// assert_eq!(ack_wait.default, Some("30s"));
+/// ```
+#[must_use]
+pub fn reference() -> Vec<Setting> {
+    let whole = std::iter::once(CONFIG).chain(ROWS.iter().map(|row| row.setting));
+    whole.chain(OF_HANDLERS).collect()
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "of the shape of the other setters")]
+fn url(field: &mut Option<Given<Secret>>, value: &str, place: &str) -> Result<(), String> {
+    *field = Some(Given {
+        value: Secret(value.to_owned()),
+        place: place.to_owned(),
+    });
+    Ok(())
+}
+
+fn duration(field: &mut Option<Duration>, value: &str) -> Result<(), String> {
+    match bounds::duration(value)? {
+        0 => Err("it must be longer than zero".to_owned()),
+        millis => {
+            *field = Some(Duration::from_millis(millis));
+            Ok(())
+        }
+    }
+}
+
+/// Checks what stands before every subject, with a dot behind it.
+pub(crate) fn prefix(value: &str) -> Result<String, String> {
+    if value.ends_with('.') {
+        return Err(format!(
+            "\"{}\" ends with a dot; leave it out, it is added",
+            value.escape_debug()
+        ));
+    }
+    names::check_publish_subject(value)
+        .map(|()| value.to_owned())
+        .map_err(|problem| format!("{problem}; write one or more tokens, as in \"staging\""))
+}
+
+fn http_addr(value: &str) -> Result<SocketAddr, String> {
+    value.parse().map_err(|_| {
+        let value = value.escape_debug();
+        format!("\"{value}\" is not an address; write an IP address and a port, as in 0.0.0.0:8080 or [::]:8080")
+    })
+}

@@ -1,0 +1,135 @@
+//! The databases of a program: which the selected handlers need, and where they are.
+
+use std::{any::TypeId, sync::Arc};
+
+use super::{InboxBuilder, start::Planned};
+use crate::{
+    config::{Config, Given, Secret},
+    error::{Error, StartErrors},
+    registry::HandlerMeta,
+    store::{
+        Records, StoreSettings,
+        detached::Detached,
+        kind::{AnyStore, Kind},
+    },
+};
+
+/// A database that the program uses.
+pub(super) struct Database {
+    pub(super) kind: TypeId,
+    pub(super) name: &'static str,
+    pub(super) store: AnyStore,
+    pub(super) records: Arc<dyn Records>,
+}
+
+/// How a database is come by.
+pub(super) enum Origin {
+    Given(Box<dyn FnOnce(StoreSettings) -> AnyStore + Send>),
+    Url(Given<Secret>),
+}
+
+/// Finds the database of every selected handler.
+pub(super) fn databases(
+    builder: &mut InboxBuilder,
+    config: &Config,
+    kinds: Vec<Box<dyn Kind>>,
+    handlers: &[Planned],
+    problems: &mut Vec<String>,
+) -> Vec<(Box<dyn Kind>, Origin)> {
+    let needs_records = handlers.iter().any(|one| one.entry.store() == TypeId::of::<Detached>());
+    let schemes: Vec<_> = kinds.iter().flat_map(|kind| kind.schemes()).copied().collect();
+    let mut found = Vec::new();
+    for kind in kinds.into_iter().filter(|kind| kind.transactional()) {
+        let given = builder.stores.iter().position(|(store, _)| *store == kind.store());
+        let url = url_of(&*kind, config);
+        let wanted = handlers
+            .iter()
+            .find(|one| one.entry.store() == kind.store())
+            .map(|one| &one.meta);
+        match (given, url, wanted) {
+            (Some(index), _, _) => found.push((kind, Origin::Given(builder.stores.remove(index).1))),
+            (None, Some(url), Some(_)) => found.push((kind, Origin::Url(url))),
+            (None, Some(url), None) if needs_records => found.push((kind, Origin::Url(url))),
+            (None, None, Some(meta)) => problems.push(no_database(&*kind, meta, config, &schemes)),
+            (None, _, None) => {}
+        }
+    }
+    if needs_records && builder.dead_letters.is_none() && found.len() != 1 && problems.is_empty() {
+        problems.push(if found.is_empty() {
+            "the handlers without a transaction have no database for their dead letters; set DATABASE_URL (for example \
+             sqlite://app.db), or add `.store(pool)`"
+                .to_owned()
+        } else {
+            "there are several databases, so say which one keeps the dead letters of the handlers without a transaction: \
+             add `.dead_letters(pool)`"
+                .to_owned()
+        });
+    }
+    found
+}
+
+/// The URL of a kind of database, with the place that has it.
+fn url_of(kind: &dyn Kind, config: &Config) -> Option<Given<Secret>> {
+    let own = match kind.variable() {
+        "INBOX_SQLITE_URL" => config.sqlite_url.clone(),
+        "INBOX_POSTGRES_URL" => config.postgres_url.clone(),
+        _ => None,
+    };
+    let shared = config.database_url.clone();
+    own.or_else(|| shared.filter(|url| kind.schemes().contains(&scheme(&url.value))))
+}
+
+fn no_database(kind: &dyn Kind, meta: &HandlerMeta, config: &Config, schemes: &[&str]) -> String {
+    let other = match config.database_url.as_ref().map(|url| scheme(&url.value)) {
+        Some(other) if !schemes.contains(&other) => format!(
+            " (DATABASE_URL begins with `{other}:`, which this program was not built for; built in: {})",
+            schemes.join(", ")
+        ),
+        Some(other) => format!(" (DATABASE_URL names a `{other}:` database)"),
+        None => String::new(),
+    };
+    format!(
+        "handler `{}` ({}) needs a {} database, and there is none{other}; set DATABASE_URL or {} (for example {}), or \
+         add `.store(pool)`",
+        meta.name,
+        meta.place(),
+        kind.name(),
+        kind.variable(),
+        kind.example_url()
+    )
+}
+
+fn scheme(url: &Secret) -> &str {
+    url.0.split_once(':').map_or("", |(scheme, _)| scheme)
+}
+
+pub(super) async fn connect(kind: &dyn Kind, origin: Origin, settings: StoreSettings) -> Result<Database, Error> {
+    let store = match origin {
+        Origin::Given(make) => make(settings),
+        Origin::Url(url) => kind
+            .connect(&url.value.0, settings)
+            .await
+            .map_err(|source| Error::Connect {
+                database: url.place,
+                source,
+            })?,
+    };
+    let records = kind
+        .records(&store)
+        .ok_or_else(|| StartErrors::new(vec![format!("the pool given for {} is of another kind", kind.name())]))?;
+    Ok(Database {
+        kind: kind.store(),
+        name: kind.name(),
+        store,
+        records,
+    })
+}
+
+pub(super) fn detached(records: Arc<dyn Records>) -> Database {
+    Database {
+        kind: TypeId::of::<Detached>(),
+        name: "dead letters",
+        store: Box::new(Detached::new(records.clone())),
+        records,
+    }
+}

@@ -1,0 +1,75 @@
+//! An inbox that runs in the background.
+
+use std::sync::Arc;
+
+use tokio::task::JoinHandle;
+
+use super::{Health, HealthHandle};
+use crate::{
+    error::Error,
+    pipeline::worker::Stop,
+    tally::{Report, Tally},
+};
+
+/// An inbox that runs in the background. Dropped, the inbox goes on.
+#[derive(Debug)]
+pub struct InboxHandle {
+    pub(super) stop: Stop,
+    pub(super) task: JoinHandle<Result<Report, Error>>,
+    pub(super) tally: Arc<Tally>,
+    pub(super) health: HealthHandle,
+    #[cfg(feature = "http")]
+    pub(super) http_addr: Option<std::net::SocketAddr>,
+}
+
+impl InboxHandle {
+    /// Tells the inbox to stop: running handlers finish, everything else is given back at once. Returns at once; wait
+    /// with [`join`](Self::join).
+    pub fn stop(&self) {
+        self.stop.drain.cancel();
+    }
+
+    /// Waits until the inbox has stopped.
+    ///
+    /// # Errors
+    ///
+    /// As [`Inbox::run`](crate::Inbox::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, the inbox goes on, and nobody can stop it any more.
+    pub async fn join(self) -> Result<Report, Error> {
+        self.task.await?
+    }
+
+    /// What became of the deliveries so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.tally.report()
+    }
+
+    /// Whether it runs, and whether it can work.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.health.health()
+    }
+
+    /// Looks at the health after this handle was moved, too.
+    #[must_use]
+    pub fn health_handle(&self) -> HealthHandle {
+        self.health.clone()
+    }
+
+    /// Where the runtime serves health and metrics, if it does.
+    #[cfg(feature = "http")]
+    #[must_use]
+    pub fn http_addr(&self) -> Option<std::net::SocketAddr> {
+        self.http_addr
+    }
+}
+
+impl From<&InboxHandle> for HealthHandle {
+    fn from(inbox: &InboxHandle) -> Self {
+        inbox.health_handle()
+    }
+}

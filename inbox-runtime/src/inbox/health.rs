@@ -1,0 +1,184 @@
+//! Whether an inbox runs and can work, and if not, why.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{broker::SourceStatus, pipeline::Vitals, registry::HandlerMeta};
+
+/// Whether an inbox runs, and whether it can work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Health {
+    /// It has not come to an end.
+    pub live: bool,
+    /// It handles messages, or would if there were any.
+    pub ready: bool,
+    /// Why it is not ready.
+    pub reasons: Vec<String>,
+    /// Each handler by itself.
+    pub handlers: Vec<HandlerHealth>,
+}
+
+/// Whether one handler can work, and what waits for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HandlerHealth {
+    /// The path of its function.
+    pub handler: &'static str,
+    /// Its consumer group.
+    pub group: &'static str,
+    /// Its subject, as it is declared.
+    pub subject: &'static str,
+    /// The broker answers, the database can be used, and no part of the source waits.
+    pub ready: bool,
+    /// Why no messages can be pulled; `None` if the broker answers.
+    pub broker: Option<String>,
+    /// Why messages can't be handled now; `None` if the database could be used for the last one.
+    pub database: Option<String>,
+    /// The parts of the source that wait, such as partitions, each with the reason.
+    pub waiting: Vec<String>,
+    /// How many messages wait for their back-off, of those that this process has given back. They don't make it unready.
+    pub backing_off: usize,
+    /// How long it is until the first of them comes again.
+    pub next_retry: Option<Duration>,
+    /// How many deliveries are leased: handled now, or waiting for a worker.
+    pub in_flight: usize,
+    /// The time since the broker last answered or a message was settled. An idle handler asks every few seconds; a long
+    /// time means that every worker is at a message, or stuck.
+    pub since_progress: Duration,
+    /// The age of the oldest open handler transaction.
+    pub oldest_transaction: Option<Duration>,
+    /// How many messages the group has not acknowledged yet, where the broker knows.
+    pub lag: Option<u64>,
+}
+
+/// One handler, as it can be looked at while it runs.
+pub(super) struct Watched {
+    pub(super) meta: Arc<HandlerMeta>,
+    pub(super) vitals: Vitals,
+    pub(super) status: SourceStatus,
+}
+
+impl Watched {
+    fn health(&self) -> HandlerHealth {
+        let (database, broker) = self.vitals.trouble.both();
+        let waiting = self.status.reasons();
+        let (backing_off, next_retry) = self.vitals.pace.backing_off();
+        HandlerHealth {
+            handler: self.meta.name,
+            group: self.meta.group,
+            subject: self.meta.subject,
+            ready: database.is_none() && broker.is_none() && waiting.is_empty(),
+            broker,
+            database,
+            waiting,
+            backing_off,
+            next_retry,
+            in_flight: self.vitals.in_flight.len(),
+            since_progress: self.vitals.pace.idle(),
+            oldest_transaction: self.vitals.open.oldest(),
+            lag: self.status.lag(),
+        }
+    }
+}
+
+const PREPARED: u8 = 0;
+const RUNNING: u8 = 1;
+const ENDED: u8 = 2;
+
+/// Looks at the health of an inbox. Clones look at the same one, and none of them keeps it from being moved, run or
+/// dropped: a route of a server can hold one.
+///
+/// ```
+/// # #[cfg(all(feature = "embedded", feature = "sqlite"))]
+/// # async fn example(inbox: inbox_runtime::Inbox) -> Result<(), inbox_runtime::Error> {
+/// let watch = inbox.health_handle();
+/// tokio::spawn(async move {
+///     while watch.health().live {
+///         tokio::time::sleep(std::time::Duration::from_secs(10)).await;
+///         println!("{:?}", watch.health().reasons);
+///     }
+/// });
+/// inbox.run().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct HealthHandle(Arc<Inner>);
+
+struct Inner {
+    state: AtomicU8,
+    drain: CancellationToken,
+    handlers: Vec<Watched>,
+}
+
+impl HealthHandle {
+    fn new(drain: CancellationToken, handlers: Vec<Watched>) -> Self {
+        Self(Arc::new(Inner {
+            state: AtomicU8::new(PREPARED),
+            drain,
+            handlers,
+        }))
+    }
+
+    /// Whether the inbox runs, and whether it can work.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        let state = self.0.state.load(Ordering::Acquire);
+        let reason = match state {
+            ENDED => Some("the inbox has stopped"),
+            _ if self.0.drain.is_cancelled() => Some("the inbox is stopping"),
+            PREPARED => Some("the inbox does not run yet"),
+            _ => None,
+        };
+        let mut reasons: Vec<_> = reason.map(str::to_owned).into_iter().collect();
+        let handlers: Vec<_> = self.0.handlers.iter().map(Watched::health).collect();
+        for one in &handlers {
+            let all = one.database.iter().chain(&one.broker).chain(&one.waiting);
+            reasons.extend(all.map(|why| format!("{}: {why}", one.handler)));
+        }
+        Health {
+            live: state != ENDED,
+            ready: reasons.is_empty(),
+            reasons,
+            handlers,
+        }
+    }
+}
+
+impl fmt::Debug for HealthHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HealthHandle").finish_non_exhaustive()
+    }
+}
+
+/// Held by the inbox: dropped with it, it says that it is over.
+pub(super) struct Life(HealthHandle);
+
+impl Life {
+    pub(super) fn new(drain: CancellationToken, handlers: Vec<Watched>) -> Self {
+        Self(HealthHandle::new(drain, handlers))
+    }
+
+    pub(super) fn handle(&self) -> HealthHandle {
+        self.0.clone()
+    }
+
+    pub(super) fn begin(&self) {
+        self.0.0.state.store(RUNNING, Ordering::Release);
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.0.0.state.store(ENDED, Ordering::Release);
+    }
+}

@@ -1,0 +1,57 @@
+//! The handler transactions that are open, for the age of the oldest: one that stays open holds back a database's clean-up.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// The open transactions of one pipeline. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Open(Arc<Mutex<Begun>>);
+
+#[derive(Debug, Default)]
+struct Begun {
+    next: u64,
+    /// In the order in which they began.
+    at: BTreeMap<u64, Instant>,
+}
+
+impl Open {
+    /// A transaction began; it is open until the result is dropped.
+    pub(super) fn begin(&self) -> OpenGuard {
+        let mut begun = self.lock();
+        let number = begun.next;
+        begun.next += 1;
+        begun.at.insert(number, Instant::now());
+        drop(begun);
+        OpenGuard {
+            open: self.clone(),
+            number,
+        }
+    }
+
+    /// The age of the oldest.
+    pub(crate) fn oldest(&self) -> Option<Duration> {
+        let oldest = self.lock().at.first_key_value().map(|(_, at)| *at);
+        oldest.map(|at| at.elapsed())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Begun> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A transaction that is open.
+pub(super) struct OpenGuard {
+    open: Open,
+    number: u64,
+}
+
+impl Drop for OpenGuard {
+    fn drop(&mut self) {
+        self.open.lock().at.remove(&self.number);
+    }
+}

@@ -1,0 +1,68 @@
+//! Whether a pipeline gets on: when it last did, and what waits for its back-off.
+
+use std::{
+    cmp::Reverse,
+    collections::BinaryHeap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// The pace of one pipeline. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Pace(Arc<Mutex<Inner>>);
+
+struct Inner {
+    last: Instant,
+    /// When each message that was given back comes again; those whose time has come are left to be swept.
+    due: BinaryHeap<Reverse<Instant>>,
+}
+
+impl Pace {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Mutex::new(Inner {
+            last: Instant::now(),
+            due: BinaryHeap::new(),
+        })))
+    }
+
+    /// The broker answered, or a message was settled.
+    pub(super) fn step(&self) {
+        self.lock().last = Instant::now();
+    }
+
+    /// A message was given back, to come again after that time.
+    pub(super) fn gave_back(&self, delay: Duration) {
+        let mut inner = self.lock();
+        inner.sweep();
+        // Later than the clock can tell is never.
+        inner.due.extend(Instant::now().checked_add(delay).map(Reverse));
+    }
+
+    /// The time since the last step.
+    pub(crate) fn idle(&self) -> Duration {
+        self.lock().last.elapsed()
+    }
+
+    /// How many messages wait for their back-off, and how long the first of them still does.
+    pub(crate) fn backing_off(&self) -> (usize, Option<Duration>) {
+        let mut inner = self.lock();
+        inner.sweep();
+        let first = inner.due.peek().map(|Reverse(at)| *at);
+        (inner.due.len(), first.map(|at| at - Instant::now()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        while self.due.peek().is_some_and(|Reverse(at)| *at <= now) {
+            self.due.pop();
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The metrics of one pipeline, registered once with whatever recorder the program has at the start.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant, SystemTime},
+};
+
+use metrics::{Counter, Gauge, Histogram, Label};
+
+use super::{
+    ACK_FAILURES, ATTEMPTS, DEAD_LETTERS, DELIVERIES, HANDLING, IN_FLIGHT, LAG, METRICS, Metric, MetricKind,
+    OLDEST_TRANSACTION, PAYLOAD_MISMATCHES, PUBLISH_TO_COMMIT,
+};
+use crate::{broker::SourceStatus, outcome::Outcome, pipeline::Open, registry::HandlerMeta, store::Reason};
+
+/// How often the gauges are set that nothing sets by itself.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// The metrics of one pipeline. Clones share them.
+#[derive(Clone)]
+pub(crate) struct Instruments(Arc<Handles>);
+
+struct Handles {
+    deliveries: [Counter; Outcome::ALL.len()],
+    attempts: Counter,
+    dead_letters: [Counter; Reason::ALL.len()],
+    ack_failures: Counter,
+    payload_mismatches: Counter,
+    handling: Histogram,
+    publish_to_commit: Histogram,
+    in_flight: Gauge,
+    oldest_transaction: Gauge,
+    /// Registered when the broker first says one: where it doesn't know, 0 would be a lie.
+    lag: OnceLock<Gauge>,
+    meta: HandlerMeta,
+}
+
+/// When something began.
+pub(crate) struct Timer(Instant);
+
+impl Timer {
+    pub(crate) fn start() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Instruments {
+    pub(crate) fn new(meta: &HandlerMeta) -> Self {
+        describe();
+        let counter =
+            |metric: Metric, label: Option<&'static str>| metrics::counter!(metric.name, labels(meta, metric, label));
+        Self(Arc::new(Handles {
+            deliveries: Outcome::ALL.map(|outcome| counter(DELIVERIES, Some(outcome.as_str()))),
+            attempts: counter(ATTEMPTS, None),
+            dead_letters: Reason::ALL.map(|reason| counter(DEAD_LETTERS, Some(reason.as_str()))),
+            ack_failures: counter(ACK_FAILURES, None),
+            payload_mismatches: counter(PAYLOAD_MISMATCHES, None),
+            handling: metrics::histogram!(HANDLING.name, labels(meta, HANDLING, None)),
+            publish_to_commit: metrics::histogram!(PUBLISH_TO_COMMIT.name, labels(meta, PUBLISH_TO_COMMIT, None)),
+            in_flight: metrics::gauge!(IN_FLIGHT.name, labels(meta, IN_FLIGHT, None)),
+            oldest_transaction: metrics::gauge!(OLDEST_TRANSACTION.name, labels(meta, OLDEST_TRANSACTION, None)),
+            lag: OnceLock::new(),
+            meta: meta.clone(),
+        }))
+    }
+
+    pub(crate) fn outcome(&self, outcome: Outcome) {
+        self.0.deliveries[outcome as usize].increment(1);
+    }
+
+    /// The handler begins.
+    pub(crate) fn attempt(&self) {
+        self.0.attempts.increment(1);
+    }
+
+    pub(crate) fn dead_letter(&self, reason: Reason) {
+        self.0.dead_letters[reason as usize].increment(1);
+    }
+
+    pub(crate) fn ack_failed(&self) {
+        self.0.ack_failures.increment(1);
+    }
+
+    pub(crate) fn payload_mismatch(&self) {
+        self.0.payload_mismatches.increment(1);
+    }
+
+    /// The handling that began with that timer is over.
+    pub(crate) fn handled(&self, timer: &Timer) {
+        self.0.handling.record(timer.0.elapsed());
+    }
+
+    /// The transaction of a message that was published then is committed. Clocks that disagree make it 0, not negative.
+    pub(crate) fn committed(&self, published_at: Option<SystemTime>) {
+        if let Some(at) = published_at {
+            self.0.publish_to_commit.record(at.elapsed().unwrap_or_default());
+        }
+    }
+
+    pub(crate) fn leased(&self) {
+        self.0.in_flight.increment(1);
+    }
+
+    pub(crate) fn released(&self) {
+        self.0.in_flight.decrement(1);
+    }
+
+    /// Sets what nothing sets by itself, each second. Never returns.
+    pub(crate) async fn sample(&self, open: &Open, status: SourceStatus) {
+        let mut ticks = tokio::time::interval(PERIOD);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let oldest = open.oldest().unwrap_or_default();
+            self.0.oldest_transaction.set(oldest);
+            if let Some(lag) = status.lag() {
+                #[allow(
+                    clippy::cast_precision_loss,
+                    reason = "a lag of 2^53 messages is not counted by ones"
+                )]
+                self.lag().set(lag as f64);
+            }
+        }
+    }
+
+    fn lag(&self) -> &Gauge {
+        let register = || metrics::gauge!(LAG.name, labels(&self.0.meta, LAG, None));
+        self.0.lag.get_or_init(register)
+    }
+}
+
+/// Tells the recorder what each metric means.
+fn describe() {
+    for Metric {
+        name, kind, meaning, ..
+    } in METRICS
+    {
+        match kind {
+            MetricKind::Counter => metrics::describe_counter!(name, meaning),
+            MetricKind::Gauge => metrics::describe_gauge!(name, meaning),
+            MetricKind::Histogram => metrics::describe_histogram!(name, meaning),
+        }
+    }
+}
+
+/// The labels have as many values as the program has handlers: the subject is the declared one.
+fn labels(meta: &HandlerMeta, metric: Metric, value: Option<&'static str>) -> Vec<Label> {
+    let mut labels = vec![
+        Label::from_static_parts("group", meta.group),
+        Label::from_static_parts("handler", meta.name),
+        Label::from_static_parts("subject", meta.subject),
+    ];
+    if let (Some(label), Some(value)) = (metric.label, value) {
+        labels.push(Label::from_static_parts(label, value));
+    }
+    labels
+}

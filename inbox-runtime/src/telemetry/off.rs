@@ -1,0 +1,47 @@
+//! What stands in the place of the metrics without the feature: nothing.
+
+use std::time::SystemTime;
+
+use crate::{broker::SourceStatus, outcome::Outcome, pipeline::Open, registry::HandlerMeta, store::Reason};
+
+/// No metrics.
+#[derive(Clone)]
+pub(crate) struct Instruments;
+
+/// No time.
+pub(crate) struct Timer;
+
+impl Timer {
+    pub(crate) fn start() -> Self {
+        Self
+    }
+}
+
+impl Instruments {
+    pub(crate) fn new(_meta: &HandlerMeta) -> Self {
+        Self
+    }
+
+    pub(crate) fn outcome(&self, _outcome: Outcome) {}
+
+    pub(crate) fn attempt(&self) {}
+
+    pub(crate) fn dead_letter(&self, _reason: Reason) {}
+
+    pub(crate) fn ack_failed(&self) {}
+
+    pub(crate) fn payload_mismatch(&self) {}
+
+    pub(crate) fn handled(&self, _timer: &Timer) {}
+
+    pub(crate) fn committed(&self, _published_at: Option<SystemTime>) {}
+
+    pub(crate) fn leased(&self) {}
+
+    pub(crate) fn released(&self) {}
+
+    /// Never returns.
+    pub(crate) async fn sample(&self, _open: &Open, _status: SourceStatus) {
+        std::future::pending::<()>().await;
+    }
+}

@@ -1,0 +1,265 @@
+//! Whether an inbox can work, and why not: as values, and over HTTP.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{Router, routing::get};
+use inbox_runtime::{Error, HandlerHealth, InboxBuilder, InboxHandle, SourceStatus, http};
+use inbox_tests::{Step, TestBroker, TestDatabase, World, eventually, suite};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, oneshot},
+};
+
+suite!(
+    each_handler_says_what_is_wrong_with_it,
+    a_part_that_waits_makes_its_handler_unready,
+    messages_that_wait_for_their_back_off_are_counted,
+    a_handler_that_does_not_get_on_is_seen,
+    what_looks_at_the_health_outlives_the_inbox,
+    the_routes_are_served_until_the_drain_is_over,
+    the_routes_can_be_mounted,
+    an_address_that_cannot_be_served_on_is_a_start_error,
+);
+
+/// The health of the handler `billing`.
+fn billing(inbox: &InboxHandle) -> HandlerHealth {
+    let health = inbox.health();
+    let found = health.handlers.iter().find(|handler| handler.group == "billing");
+    found.cloned().expect("its health")
+}
+
+async fn stop(inbox: InboxHandle) {
+    inbox.stop();
+    inbox.join().await.expect("stopped");
+}
+
+async fn each_handler_says_what_is_wrong_with_it<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    world.flaky.fail_pulls(2);
+    let inbox = world.builder(&["billing", "shipping"]).spawn().await.expect("an inbox");
+    assert_eq!(inbox.health().handlers.len(), 2);
+    eventually("no messages can be pulled", async || billing(&inbox).broker.is_some()).await;
+    let one = billing(&inbox);
+    assert!(!one.ready && one.database.is_none(), "{one:?}");
+    assert!(
+        one.broker.as_ref().is_some_and(|why| why.contains("cut by the test")),
+        "{one:?}"
+    );
+    assert_eq!((one.subject, one.in_flight), ("order.created", 0));
+    eventually("the broker answers", async || inbox.health().ready).await;
+
+    world
+        .database
+        .exec("ALTER TABLE inbox_events RENAME TO hidden_events")
+        .await;
+    world.publish("m1").await;
+    eventually("the database can't be used", async || {
+        billing(&inbox).database.is_some()
+    })
+    .await;
+    let one = billing(&inbox);
+    assert!(!one.ready && one.broker.is_none(), "{one:?}");
+    assert!(
+        one.database.as_ref().is_some_and(|why| why.contains("inbox_events")),
+        "{one:?}"
+    );
+    world
+        .database
+        .exec("ALTER TABLE hidden_events RENAME TO inbox_events")
+        .await;
+    eventually("it can be used again", async || inbox.health().ready).await;
+    assert_eq!(billing(&inbox).database, None);
+    stop(inbox).await;
+}
+
+async fn a_part_that_waits_makes_its_handler_unready<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    let status = SourceStatus::default();
+    world.flaky.say(status.clone());
+    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    assert!(inbox.health().ready);
+    status.wait("orders:3", "offset 17 failed and is tried again in 4s");
+    let health = inbox.health();
+    assert!(health.live && !health.ready && !health.handlers[0].ready, "{health:?}");
+    assert!(
+        health.reasons[0].contains("::billing: orders:3 waits: offset 17"),
+        "{health:?}"
+    );
+    assert_eq!(
+        health.handlers[0].waiting,
+        ["orders:3 waits: offset 17 failed and is tried again in 4s"]
+    );
+    status.go_on("orders:3");
+    assert!(inbox.health().ready);
+    stop(inbox).await;
+}
+
+async fn messages_that_wait_for_their_back_off_are_counted<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    world.probe.script(|_| Step::RetryAfter(Duration::from_secs(60)));
+    world.publish("m1").await;
+    world.publish("m2").await;
+    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    eventually("both wait", async || billing(&inbox).backing_off == 2).await;
+    let one = billing(&inbox);
+    assert!(one.ready, "one bad message is not the handler's: {one:?}");
+    assert!(
+        one.next_retry.is_some_and(|time| time <= Duration::from_secs(60)),
+        "{one:?}"
+    );
+    stop(inbox).await;
+}
+
+async fn a_handler_that_does_not_get_on_is_seen<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    let gate = Arc::new(Semaphore::new(0));
+    world.probe.script({
+        let gate = gate.clone();
+        move |_| Step::Gate(gate.clone())
+    });
+    // One that is handled, and one in hand: nothing is pulled any more.
+    world.publish("m1").await;
+    world.publish("m2").await;
+    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    let stuck = Duration::from_secs(1);
+    eventually("nothing happens", async || billing(&inbox).since_progress > stuck).await;
+    assert_eq!(billing(&inbox).in_flight, 2);
+    gate.add_permits(2);
+    eventually("it gets on", async || {
+        let one = billing(&inbox);
+        one.since_progress < stuck && one.in_flight == 0
+    })
+    .await;
+    stop(inbox).await;
+}
+
+async fn what_looks_at_the_health_outlives_the_inbox<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    let (tell, told) = oneshot::channel::<()>();
+    let builder = world.builder(&["billing"]).shutdown(async {
+        let _ = told.await;
+    });
+    let inbox = builder.build().await.expect("an inbox");
+    let watch = inbox.health_handle();
+    let health = watch.health();
+    assert!(health.live && !health.ready, "{health:?}");
+    assert_eq!(health.reasons, ["the inbox does not run yet"]);
+    let running = tokio::spawn(inbox.run());
+    eventually("it runs", async || watch.clone().health().ready).await;
+    drop(tell);
+    running.await.expect("no panic").expect("stopped");
+    let health = watch.health();
+    assert!(!health.live && !health.ready, "{health:?}");
+    assert_eq!(health.reasons, ["the inbox has stopped"]);
+
+    let inbox = world.inbox(&["billing"]).await;
+    let watch = inbox.health_handle();
+    drop(inbox.run());
+    assert!(!watch.health().live, "dropped, it is over");
+}
+
+/// What a server answers to a GET: the status and the body. `None` if there is no server.
+async fn ask(addr: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(addr).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    let status = answer.split(' ').nth(1)?.parse().ok()?;
+    let (_, body) = answer.split_once("\r\n\r\n")?;
+    Some((status, body.to_owned()))
+}
+
+/// The same, for an answer that is JSON.
+async fn ask_json(addr: SocketAddr, path: &str) -> (u16, serde_json::Value) {
+    let (status, body) = ask(addr, path).await.expect("an answer");
+    (status, serde_json::from_str(&body).expect("JSON"))
+}
+
+async fn the_routes_are_served_until_the_drain_is_over<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    let gate = Arc::new(Semaphore::new(0));
+    world.probe.script({
+        let gate = gate.clone();
+        move |_| Step::Gate(gate.clone())
+    });
+    let builder = world.builder(&["billing"]).http_addr(([127, 0, 0, 1], 0));
+    let inbox = builder.spawn().await.expect("an inbox");
+    let addr = inbox.http_addr().expect("an address");
+    for path in ["/healthz", "/readyz"] {
+        let (status, body) = ask_json(addr, path).await;
+        assert_eq!(status, 200, "{body}");
+        assert_eq!(body["ready"], true, "{body}");
+        assert_eq!(body["handlers"][0]["group"], "billing", "{body}");
+    }
+    let (status, text) = ask(addr, "/metrics").await.expect("an answer");
+    assert_eq!(status, 200, "{text}");
+    assert!(text.contains("# TYPE inbox_deliveries_total counter"), "{text}");
+    assert!(text.contains("inbox_deliveries_total{group=\"billing\""), "{text}");
+
+    world.publish("m1").await;
+    eventually("m1 is being handled", async || world.probe.total() == 1).await;
+    inbox.stop();
+    let (status, body) = ask_json(addr, "/readyz").await;
+    assert_eq!(
+        (status, body["reasons"][0].as_str()),
+        (503, Some("the inbox is stopping")),
+        "{body}"
+    );
+    assert_eq!(ask_json(addr, "/healthz").await.0, 200, "it is alive while it drains");
+    gate.add_permits(1);
+    inbox.join().await.expect("stopped");
+    world.assert_done("billing", "m1").await;
+    eventually("nobody answers", async || ask(addr, "/healthz").await.is_none()).await;
+}
+
+async fn the_routes_can_be_mounted<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    assert_eq!(inbox.http_addr(), None, "nothing is served unasked");
+    let app = Router::new()
+        .route("/orders", get(async || "none"))
+        .merge(http::router(&inbox));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("an address");
+    let addr = listener.local_addr().expect("its address");
+    let server = tokio::spawn(async move { axum::serve(listener, app).await });
+    assert_eq!(ask(addr, "/orders").await, Some((200, "none".to_owned())));
+    assert_eq!(ask_json(addr, "/readyz").await.0, 200);
+    stop(inbox).await;
+    for path in ["/healthz", "/readyz"] {
+        let (status, body) = ask_json(addr, path).await;
+        assert_eq!((status, &body["live"]), (503, &false.into()), "{body}");
+    }
+    server.abort();
+}
+
+async fn an_address_that_cannot_be_served_on_is_a_start_error<B: TestBroker, D: TestDatabase>() {
+    let problem = async |builder: InboxBuilder| match builder.build().await {
+        Err(Error::Start(errors)) => errors.to_string(),
+        other => panic!("not a start error: {other:?}"),
+    };
+    let world = World::<B, D>::new().await;
+    let taken = TcpListener::bind("127.0.0.1:0").await.expect("an address");
+    let addr = taken.local_addr().expect("its address");
+    let told = problem(world.builder(&["billing"]).http_addr(addr)).await;
+    assert!(
+        told.contains("`.http_addr(…)`") && told.contains(&addr.to_string()),
+        "{told}"
+    );
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("inbox.toml");
+    std::fs::write(&file, format!("\nhttp_addr = \"{addr}\"")).expect("written");
+    let told = problem(world.builder(&["billing"]).config_file(&file)).await;
+    assert!(
+        told.contains("inbox.toml:2: the address") && told.contains("in use"),
+        "{told}"
+    );
+    std::fs::write(&file, "http_addr = \"localhost\"").expect("written");
+    let told = problem(world.builder(&["billing"]).config_file(&file)).await;
+    assert!(
+        told.contains("inbox.toml:1: `http_addr`") && told.contains("0.0.0.0:8080"),
+        "{told}"
+    );
+}

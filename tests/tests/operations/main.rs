@@ -1,0 +1,8 @@
+//! What those who run the program see and set: configuration, telemetry, health.
+
+mod capture;
+mod config;
+mod docs;
+mod health;
+mod metrics;
+mod traces;
