@@ -103,6 +103,9 @@ pub(crate) struct Config {
     pub(crate) pool_size: Option<u32>,
     pub(crate) transaction_pooler: Option<bool>,
     pub(crate) shutdown_timeout: Option<Duration>,
+    /// The properties of librdkafka.
+    #[cfg(feature = "kafka")]
+    pub(crate) kafka: std::collections::BTreeMap<String, String>,
 }
 
 /// URLs carry passwords, so they aren't shown.
@@ -124,6 +127,14 @@ impl Config {
     fn read(variables: impl Iterator<Item = (String, std::ffi::OsString)>, problems: &mut Vec<String>) -> Self {
         let mut config = Self::default();
         for (name, value) in variables {
+            #[cfg(feature = "kafka")]
+            if let Some(property) = name.strip_prefix("INBOX_KAFKA_") {
+                match value.into_string() {
+                    Ok(value) => config.kafka_property(property, value),
+                    Err(_) => problems.push(format!("the environment variable {name}: it is not UTF-8")),
+                }
+                continue;
+            }
             let Some(setting) = SETTINGS.iter().find(|setting| setting.name == name) else {
                 warn_unknown(&name);
                 continue;
@@ -142,6 +153,14 @@ impl Config {
             }
         }
         config
+    }
+
+    /// `SESSION_TIMEOUT_MS` is `session.timeout.ms`: no property of librdkafka has an underscore.
+    #[cfg(feature = "kafka")]
+    fn kafka_property(&mut self, name: &str, value: String) {
+        if !value.is_empty() {
+            self.kafka.insert(name.to_ascii_lowercase().replace('_', "."), value);
+        }
     }
 }
 

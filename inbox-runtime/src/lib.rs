@@ -102,13 +102,16 @@ pub use sqlx;
 
 #[cfg(feature = "embedded")]
 pub use broker::embedded::{self, Embedded};
+#[cfg(feature = "kafka")]
+pub use broker::kafka::{self, Kafka};
 pub use broker::{Broker, BrokerError, Lease, Published, Source, SourceStatus, Subscription};
 pub use claim::{claim, migrate};
 pub use dead_letters::{DeadLetterQuery, DeadLetters, dead_letters};
 pub use delivery::{Delivery, Headers, Message};
 pub use error::{Error, StartErrors};
 pub use extract::{
-    DeliveryContext, FromDelivery, Header, HeaderName, Json, Meta, MetaBuilder, Rejection, State, States,
+    DeliveryContext, Envelope, FromDelivery, Header, HeaderName, Json, Meta, MetaBuilder, Rejection, State, States,
+    VersionedEnvelope,
 };
 pub use inbox::{Health, Inbox, InboxBuilder, InboxHandle};
 pub use outcome::{Handled, HandlerError, IntoOutcome, Outcome};

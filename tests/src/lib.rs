@@ -15,6 +15,8 @@ mod script;
 pub mod servers;
 mod world;
 
+#[cfg(feature = "kafka")]
+pub use broker::KafkaCluster;
 pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
 #[cfg(feature = "postgres")]
 pub use database::{PostgresDatabase, pool};
@@ -32,6 +34,10 @@ macro_rules! process_suite {
         $crate::suite!(@pair embedded_sqlite, $crate::EmbeddedFile, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(feature = "postgres")]
         $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "kafka")]
+        $crate::suite!(@pair kafka_sqlite, $crate::KafkaCluster, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(all(feature = "kafka", feature = "postgres"))]
+        $crate::suite!(@pair kafka_postgres, $crate::KafkaCluster, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
     };
 }
 
@@ -45,6 +51,10 @@ macro_rules! suite {
         $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
         #[cfg(feature = "postgres")]
         $crate::suite!(@pair memory_postgres, $crate::EmbeddedMemory, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "kafka")]
+        $crate::suite!(@pair kafka_sqlite, $crate::KafkaCluster, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(all(feature = "kafka", feature = "postgres"))]
+        $crate::suite!(@pair kafka_postgres, $crate::KafkaCluster, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
     };
     (@pair $pair:ident, $broker:ty, $database:ty, $($(#[$attribute:meta])* $name:ident),+) => {
         mod $pair {

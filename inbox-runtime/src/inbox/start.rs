@@ -152,7 +152,9 @@ fn plan(builder: &mut InboxBuilder, config: &Config, mut problems: Vec<String>) 
         builder.broker_url.take().or_else(|| config.broker_url.clone()),
     ) {
         (Some(broker), _) => Some(broker),
-        (None, Some(url)) => broker::connect(&url).map_err(|problem| problems.push(problem)).ok(),
+        (None, Some(url)) => broker::connect(&url, config)
+            .map_err(|problem| problems.push(problem))
+            .ok(),
         (None, None) => {
             problems.push(format!(
                 "there is no broker; set INBOX_BROKER_URL (for example {}), or add `.broker(…)`",

@@ -1,48 +1,11 @@
-//! Brokers for tests, each with its own word on what is settled.
+//! The embedded broker for tests.
 
 use std::{sync::Arc, time::Duration};
 
-use inbox_runtime::{Broker, Embedded, Message};
+use inbox_runtime::{Embedded, Message};
 use tempfile::TempDir;
 
-/// What the broker itself says about a group's messages on a subject.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settled {
-    /// Not delivered yet.
-    pub waiting: u64,
-    /// Delivered, or given back, and not acknowledged.
-    pub unacked: u64,
-}
-
-impl Settled {
-    /// Everything is acknowledged.
-    pub const ALL: Self = Self { waiting: 0, unacked: 0 };
-}
-
-/// A broker for one test.
-#[allow(async_fn_in_trait, reason = "the tests name the types")]
-pub trait TestBroker: Clone + Send + Sync + 'static {
-    /// What the runtime is given.
-    type Broker: Broker + Clone;
-
-    /// A broker with nothing on it.
-    async fn fresh() -> Self;
-
-    /// A connection to it, as another process would have one where the broker outlives a process.
-    fn connect(&self) -> Self::Broker;
-
-    /// Publishes a message.
-    async fn publish(&self, message: Message);
-
-    /// What is settled; `None` if the group is not known.
-    async fn settled(&self, group: &str, subject: &str) -> Option<Settled>;
-
-    /// Its URL, for another process; `None` if no other process can reach it.
-    fn url(&self) -> Option<String>;
-
-    /// Lets time pass on the broker: by its test clock where it has one, else by waiting.
-    async fn pass(&self, time: Duration);
-}
+use super::{Settled, TestBroker};
 
 /// The embedded broker in a file.
 #[derive(Clone, Debug)]
