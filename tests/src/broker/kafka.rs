@@ -1,7 +1,7 @@
 //! Apache Kafka for tests: topics and groups of its own for each test, on the server that they share.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     fmt,
     sync::{
         Arc, Mutex, PoisonError,
@@ -17,6 +17,9 @@ use rdkafka::{
     client::DefaultClientContext,
     consumer::{BaseConsumer, Consumer},
     error::RDKafkaErrorCode,
+    message::{Header, OwnedHeaders},
+    producer::{FutureProducer, FutureRecord},
+    util::Timeout,
 };
 
 use super::{Settled, TestBroker};
@@ -29,6 +32,8 @@ const PROPERTIES: [(&str, &str); 4] = [
     ("topic.metadata.refresh.interval.ms", "300"),
     ("fetch.wait.max.ms", "100"),
 ];
+/// The partitions of a topic whose messages are handled several at a time.
+const PARTITIONS: i32 = 8;
 /// How long one question may take.
 const ASK: Duration = Duration::from_secs(10);
 
@@ -38,12 +43,20 @@ pub struct KafkaCluster {
     brokers: String,
     prefix: String,
     kafka: Kafka,
-    topics: Arc<Mutex<BTreeSet<String>>>,
+    /// Each topic with its partitions, and the partition of the next message where they take turns.
+    topics: Arc<Mutex<BTreeMap<String, Turns>>>,
     eyes: Arc<Eyes>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Turns {
+    partitions: i32,
+    next: i32,
 }
 
 /// The test's own look at a server.
 struct Eyes {
+    producer: FutureProducer,
     admin: AdminClient<DefaultClientContext>,
     /// Who may ask for a group's offsets: a consumer that never joins it.
     consumers: Mutex<HashMap<String, Arc<BaseConsumer>>>,
@@ -75,6 +88,10 @@ impl KafkaCluster {
             prefix,
             topics: Arc::default(),
             eyes: Arc::new(Eyes {
+                producer: ClientConfig::new()
+                    .set("bootstrap.servers", brokers)
+                    .create()
+                    .expect("a producer"),
                 admin,
                 consumers: Mutex::default(),
             }),
@@ -107,16 +124,20 @@ impl KafkaCluster {
             [Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))] => {}
             other => panic!("the topic {topic}: {other:?}"),
         }
-        self.topics.lock().unwrap_or_else(PoisonError::into_inner).insert(topic);
+        let turns = Turns { partitions, next: 0 };
+        self.topics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(topic, turns);
     }
 
     /// Lets the topic of a subject have that many partitions.
-    pub async fn grow_topic(&self, subject: &str, partitions: usize) {
+    pub async fn grow_topic(&self, subject: &str, partitions: i32) {
         let topic = format!("{}{subject}", self.prefix);
         let grown = self
             .eyes
             .admin
-            .create_partitions([&NewPartitions::new(&topic, partitions)], &options())
+            .create_partitions([&NewPartitions::new(&topic, partitions as usize)], &options())
             .await
             .expect("an answer");
         assert!(grown.iter().all(Result::is_ok), "{grown:?}");
@@ -139,6 +160,32 @@ impl KafkaCluster {
         let topic = format!("{}{subject}", self.prefix);
         let partitions = self.look(group, move |eyes| offsets(eyes, &topic)).await;
         partitions.into_iter().map(|(committed, _)| committed).collect()
+    }
+
+    /// The turn of a topic's next message.
+    fn turns(&self, topic: &str) -> Option<Turns> {
+        let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+        let turns = topics.get_mut(topic)?;
+        turns.next += 1;
+        Some(*turns)
+    }
+
+    /// Publishes a message to a partition of choice, which a program can't.
+    pub async fn publish_to(&self, message: Message, partition: i32) {
+        let topic = format!("{}{}", self.prefix, message.subject);
+        let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(&topic).partition(partition);
+        record.key = message.key.as_deref();
+        record.payload = message.payload.as_deref();
+        record.headers = Some(
+            message
+                .headers
+                .iter()
+                .fold(OwnedHeaders::new(), |headers, (key, value)| {
+                    headers.insert(Header { key, value })
+                }),
+        );
+        let published = self.eyes.producer.send(record, Timeout::Never).await;
+        published.expect("published");
     }
 
     /// Looks at the server, from a thread that may block.
@@ -206,17 +253,39 @@ impl TestBroker for KafkaCluster {
         self.kafka.clone()
     }
 
-    async fn publish(&self, message: Message) {
-        let topic = format!("{}{}", self.prefix, message.subject);
-        let known = self
-            .topics
+    const COUNTS: bool = false;
+    // A member that was killed is missed after its session, and kills at shorter intervals are one long rebalance.
+    const KILLS: Duration = Duration::from_millis(2500);
+
+    async fn spread(&self, subject: &str) {
+        let topic = format!("{}{subject}", self.prefix);
+        if self.turns(&topic).is_some() {
+            self.grow_topic(subject, PARTITIONS).await;
+        } else {
+            self.make_topic(subject, PARTITIONS).await;
+        }
+        let turns = Turns {
+            partitions: PARTITIONS,
+            next: 0,
+        };
+        self.topics
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .contains(&topic);
-        if !known {
+            .insert(topic, turns);
+    }
+
+    async fn publish(&self, message: Message) {
+        let topic = format!("{}{}", self.prefix, message.subject);
+        let turns = self.turns(&topic);
+        if turns.is_none() {
             self.make_topic(&message.subject, 1).await;
         }
-        self.kafka.publish(message).await.expect("published");
+        match turns {
+            Some(turns) if turns.partitions > 1 => self.publish_to(message, turns.next % turns.partitions).await,
+            _ => {
+                self.kafka.publish(message).await.expect("published");
+            }
+        }
     }
 
     async fn settled(&self, group: &str, subject: &str) -> Option<Settled> {
@@ -224,7 +293,7 @@ impl TestBroker for KafkaCluster {
         let topics: Vec<String> = {
             let topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
             let ours = topics
-                .iter()
+                .keys()
                 .filter(|topic| subject == ">" || topic[self.prefix.len()..] == *subject);
             ours.cloned().collect()
         };

@@ -38,6 +38,18 @@ pub trait TestBroker: Clone + Send + Sync + 'static {
     /// A connection to it, as another process would have one where the broker outlives a process.
     fn connect(&self) -> Self::Broker;
 
+    /// Whether it counts the deliveries of a message.
+    const COUNTS: bool = true;
+
+    /// The time between two kills of its consumers that leaves them time to work.
+    const KILLS: Duration = Duration::from_millis(300);
+
+    /// Lets messages of a subject be handled several at a time, where their order would keep them from that. Before the
+    /// first is published.
+    async fn spread(&self, subject: &str) {
+        let _ = subject;
+    }
+
     /// Publishes a message.
     async fn publish(&self, message: Message);
 
