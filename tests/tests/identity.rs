@@ -49,6 +49,7 @@ async fn handle<B: TestBroker, D: TestDatabase>(world: &World<B, D>, group: &str
 
 async fn f27_without_an_id_a_message_is_known_by_its_position<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
+    world.broker.spread("order.created").await;
     // Two identical bodies are two messages.
     publish(&world, [order(1), order(1)]).await;
     world.flaky.lose_acks(1);

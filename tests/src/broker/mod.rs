@@ -41,6 +41,9 @@ pub trait TestBroker: Clone + Send + Sync + 'static {
     /// Whether it counts the deliveries of a message.
     const COUNTS: bool = true;
 
+    /// Whether a message that is not settled goes to another consumer when a lease runs out, and not before.
+    const LEASES: bool = true;
+
     /// The time between two kills of its consumers that leaves them time to work.
     const KILLS: Duration = Duration::from_millis(300);
 

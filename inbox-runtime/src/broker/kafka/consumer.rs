@@ -91,9 +91,10 @@ impl Context {
             tracing::error!(group = self.group.id, %error, "partitions could not be taken over");
         }
         tracing::info!(group = self.group.id, partitions = ?names(assigned), "partitions were assigned");
-        self.group.joined.send_replace(true);
-        self.group.go_on(JOINING);
+        // Where it begins is to be committed.
         self.group.work.notify_one();
+        self.group.go_on(JOINING);
+        self.group.joined.send_replace(true);
         self.group.wake_all();
     }
 
@@ -185,8 +186,8 @@ impl ClientContext for Context {
             .as_ref()
             .is_some_and(|group| group.join_state == "steady")
         {
-            self.group.joined.send_replace(true);
             self.group.go_on(JOINING);
+            self.group.joined.send_replace(true);
         }
         let state = self.group.lock();
         for (index, line) in self.group.lines.iter().enumerate() {
