@@ -303,9 +303,12 @@ impl TestBroker for KafkaCluster {
         let in_hand = self.kafka.in_hand(group).await as u64;
         let topics: Vec<String> = {
             let topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
-            let ours = topics
-                .keys()
-                .filter(|topic| subject == ">" || topic[self.prefix.len()..] == *subject);
+            let all = subject.strip_suffix('>');
+            let is_ours = |topic: &&String| {
+                let found = &topic[self.prefix.len()..];
+                all.map_or(found == subject, |beginning| found.starts_with(beginning))
+            };
+            let ours = topics.keys().filter(is_ours);
             ours.cloned().collect()
         };
         let id = format!("{}{group}", self.prefix);

@@ -88,7 +88,9 @@ impl<B: TestBroker, D: TestDatabase> Desk<B, D> {
                 assert_eq!(letters.len(), 1, "{shown}");
                 assert_eq!(letters[0].reason, Reason::Rejected, "{shown}");
                 assert_eq!(letters[0].payload, message.payload, "{shown}");
-                assert_eq!(letters[0].attempts, 0, "it never reached the handler: {shown}");
+                // Where nobody counts deliveries a group's first one is taken for a redelivery, and so it is on record.
+                let counted = u32::from(!B::COUNTS);
+                assert!(letters[0].attempts <= counted, "it never reached the handler: {shown}");
             }
         }
         let settled = self.world.broker.settled(self.group, &self.subject()).await;
@@ -240,13 +242,15 @@ async fn null_and_empty_are_told_apart<B: TestBroker, D: TestDatabase>() {
     for _ in 0..3 {
         assert_eq!(next(&mut inbox).await, Outcome::Processed);
     }
-    let seen: Vec<_> = world
+    let mut seen: Vec<_> = world
         .probe
         .calls()
         .into_iter()
         .map(|call| call.order.order_id)
         .collect();
-    assert_eq!(seen, ["null", "0 bytes", "3 bytes"]);
+    // Subjects need not be in order with each other.
+    seen.sort_unstable();
+    assert_eq!(seen, ["0 bytes", "3 bytes", "null"]);
     assert_eq!(world.broker.settled("raw", "raw.>").await, Some(Settled::ALL));
 }
 
