@@ -8,7 +8,12 @@
 //! ```
 //!
 //! `INBOX_BROKER_URL` and `DATABASE_URL` name the broker and the database to measure; unset, both are files in a temporary
-//! folder. Its exit status is 0 if every value is what it should be.
+//! folder. Its exit status is 0 if every value is what it should be. On NATS and PostgreSQL, which this starts:
+//!
+//! ```text
+//! cargo run -p inbox-tests --bin servers -- postgres nats -- \
+//!     cargo run -p inbox-examples --features nats,postgres --example ack_lab
+//! ```
 
 use std::{
     error::Error,
@@ -21,8 +26,8 @@ use std::{
 };
 
 use inbox_runtime::{
-    Broker, Embedded, Inbox, Json, Message, Outcome, State, inbox_handler,
-    sqlx::{self, SqliteConnection, SqlitePool, sqlite::SqliteConnectOptions},
+    Broker, Inbox, InboxBuilder, IntoStore, Json, Message, Outcome, State, inbox_handler,
+    sqlx::{self, Connection},
 };
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
@@ -83,48 +88,140 @@ macro_rules! fails_on_its_first_run {
     };
 }
 
-fails_on_its_first_run!(
-    at_most_once,
-    SqliteConnection,
-    group = "lab-at-most-once",
-    subject = "lab.at-most-once",
-    ack = "at_most_once"
-);
-fails_on_its_first_run!(
-    on_persist,
-    SqliteConnection,
-    group = "lab-on-persist",
-    subject = "lab.on-persist",
-    ack = "at_least_once",
-    commit = "on_persist"
-);
-fails_on_its_first_run!(
-    on_success,
-    SqliteConnection,
-    group = "lab-on-success",
-    subject = "lab.on-success",
-    ack = "at_least_once",
-    commit = "on_success",
-    backoff = "10ms"
-);
-fails_on_its_first_run!(
-    exactly_once,
-    SqliteConnection,
-    group = "lab-exactly-once",
-    subject = "lab.exactly-once",
-    backoff = "10ms"
-);
+/// The handlers of a database, one of each strategy, and what the measurement needs of it besides.
+macro_rules! database {
+    ($module:ident, $conn:ty, $pool:ty) => {
+        mod $module {
+            use super::*;
+
+            fails_on_its_first_run!(
+                at_most_once,
+                $conn,
+                group = "lab-at-most-once",
+                subject = "lab.at-most-once",
+                ack = "at_most_once"
+            );
+            fails_on_its_first_run!(
+                on_persist,
+                $conn,
+                group = "lab-on-persist",
+                subject = "lab.on-persist",
+                ack = "at_least_once",
+                commit = "on_persist"
+            );
+            fails_on_its_first_run!(
+                on_success,
+                $conn,
+                group = "lab-on-success",
+                subject = "lab.on-success",
+                ack = "at_least_once",
+                commit = "on_success",
+                backoff = "10ms"
+            );
+            fails_on_its_first_run!(
+                exactly_once,
+                $conn,
+                group = "lab-exactly-once",
+                subject = "lab.exactly-once",
+                backoff = "10ms"
+            );
+
+            /// Measures on the database of that URL.
+            pub(super) async fn measure<B: Broker + Clone>(broker: &B, url: &str) -> Result<()> {
+                // The table has no key, so that a second invoice would show.
+                sqlx::query("CREATE TABLE IF NOT EXISTS lab_invoices (order_id TEXT NOT NULL)")
+                    .execute(&mut <$conn>::connect(url).await?)
+                    .await?;
+                let pool = <$pool>::connect(url).await?;
+                let invoices = async |order_id: String| {
+                    let count = sqlx::query_scalar("SELECT count(*) FROM lab_invoices WHERE order_id = $1");
+                    count.bind(order_id).fetch_one(&pool).await
+                };
+                super::measure_all(broker, &pool, stringify!($module), invoices).await
+            }
+        }
+    };
+}
+
+#[cfg(feature = "sqlite")]
+database!(sqlite, sqlx::SqliteConnection, sqlx::SqlitePool);
+#[cfg(feature = "postgres")]
+database!(postgres, sqlx::PgConnection, sqlx::PgPool);
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let broker = broker(folder.path())?;
-    let pool = database(folder.path()).await?;
+    // A broker or a database is added by a line.
+    let url = url("INBOX_BROKER_URL", "embedded:", &folder.path().join("broker.db"));
+    match url.split(':').next() {
+        #[cfg(feature = "embedded")]
+        Some("embedded") => on(folder.path(), embedded(&url)).await,
+        #[cfg(feature = "nats")]
+        Some("nats" | "tls") => {
+            on(
+                folder.path(),
+                inbox_runtime::Nats::new(&url)?.create_stream("LAB", ["lab.*"]),
+            )
+            .await
+        }
+        _ => Err("this program was built without the broker that INBOX_BROKER_URL names".into()),
+    }
+}
 
+/// Measures with that broker.
+async fn on<B: Broker + Clone>(folder: &Path, broker: B) -> Result<()> {
+    let url = url("DATABASE_URL", "sqlite://", &folder.join("app.db"));
+    match url.split(':').next() {
+        #[cfg(feature = "sqlite")]
+        Some("sqlite") if url.contains('?') => sqlite::measure(&broker, &url).await,
+        #[cfg(feature = "sqlite")]
+        Some("sqlite") => sqlite::measure(&broker, &format!("{url}?mode=rwc")).await,
+        #[cfg(feature = "postgres")]
+        Some("postgres" | "postgresql") => postgres::measure(&broker, &url).await,
+        _ => Err("this program was built without the database that DATABASE_URL names".into()),
+    }
+}
+
+/// The URL in a variable, else that of a file.
+fn url(variable: &str, scheme: &str, file: &Path) -> String {
+    std::env::var(variable).unwrap_or_else(|_| format!("{scheme}{}", file.display()))
+}
+
+#[cfg(feature = "embedded")]
+fn embedded(url: &str) -> inbox_runtime::Embedded {
+    match url.trim_start_matches("embedded:").trim_start_matches("//") {
+        "memory" => inbox_runtime::Embedded::memory(),
+        path => inbox_runtime::Embedded::file(path),
+    }
+}
+
+/// The experiment with each strategy, on the handlers of one database.
+async fn measure_all<B, P>(
+    broker: &B,
+    pool: &P,
+    database: &'static str,
+    invoices: impl AsyncFn(String) -> Result<i64, sqlx::Error>,
+) -> Result<()>
+where
+    B: Broker + Clone,
+    P: IntoStore + Clone + Send + 'static,
+{
     let mut as_expected = true;
     let mut third_column = Vec::new();
     for strategy in &STRATEGIES {
-        let (row, invoices) = measure(&broker, &pool, strategy, third_column.is_empty()).await?;
+        let consumer = |runs: &Runs| {
+            let builder = Inbox::builder().store(pool.clone()).broker(broker.clone());
+            builder
+                .groups([strategy.group])
+                .select(move |meta| meta.name.split("::").any(|part| part == database))
+                .state(runs.clone())
+        };
+        let order_id = unique(strategy.group)?;
+        publish(broker, strategy, &order_id).await?;
+        let observed = observe(consumer, third_column.is_empty()).await?;
+        let invoices = invoices(order_id).await?;
+        let row = format!("{observed} invoices={invoices}");
+        println!("{} {row}", strategy.label);
         as_expected &= row == strategy.row;
         third_column.push(format!("invoices={invoices}"));
     }
@@ -136,105 +233,53 @@ async fn main() -> Result<()> {
     }
 }
 
-/// The experiment with one strategy. The first one also says on what it is made.
-async fn measure(
-    broker: &(impl Broker + Clone),
-    pool: &SqlitePool,
-    strategy: &Strategy,
-    first: bool,
-) -> Result<(String, i64)> {
-    let order_id = unique(strategy.group)?;
+async fn publish(broker: &impl Broker, strategy: &Strategy, order_id: &str) -> Result<()> {
     let order = OrderCreated {
-        order_id: order_id.clone(),
+        order_id: order_id.to_owned(),
     };
     let subject = strategy.group.replacen('-', ".", 1);
-    broker
-        .publish(Message::json(subject, &order)?.id(order_id.clone()))
-        .await?;
+    let message = Message::json(subject, &order)?.id(order_id.to_owned());
+    broker.publish(message).await?;
+    Ok(())
+}
 
+/// What two consumers, one after the other, make of the message. The first one of all also says on what it is made.
+async fn observe(consumer: impl Fn(&Runs) -> InboxBuilder, describe: bool) -> Result<String> {
     let runs = Runs::default();
-    let mut consumer = consumer(broker, pool, strategy, &runs).await?;
-    if first {
-        for version in consumer.describe() {
+    let mut stopped = consumer(&runs).build().await?;
+    if describe {
+        for version in stopped.describe() {
             println!("{version}");
         }
         println!("--- one message, a handler that fails on its first run; then a fresh consumer of the same group ---");
     }
-    let outcome = consumer.process_one(Duration::from_secs(8)).await?;
-    let acked = consumer.report().acked == 1;
+    let outcome = stopped.process_one(Duration::from_secs(8)).await?;
     let first = format!(
         "processed={} committed={}",
         python(outcome == Some(Outcome::Processed)),
-        python(acked)
+        python(stopped.report().acked == 1)
     );
     // The consumer takes one delivery, settles it and stops.
-    drop(consumer);
+    drop(stopped);
 
-    let mut fresh = self::consumer(broker, pool, strategy, &runs).await?;
+    let mut fresh = consumer(&runs).build().await?;
     let second = match fresh.process_one(patience()).await? {
         Some(outcome) => format!("processed={}", python(outcome == Outcome::Processed)),
         None => "nothing delivered".to_owned(),
     };
-    let invoices = invoices(pool, &order_id).await?;
-    let row = format!(
-        "first: {first} second consumer: {second} handler ran={} invoices={invoices}",
-        runs.0.load(Ordering::SeqCst),
-    );
-    println!("{} {row}", strategy.label);
-    Ok((row, invoices))
+    let ran = runs.0.load(Ordering::SeqCst);
+    Ok(format!("first: {first} second consumer: {second} handler ran={ran}"))
 }
 
-async fn consumer(
-    broker: &(impl Broker + Clone),
-    pool: &SqlitePool,
-    strategy: &Strategy,
-    runs: &Runs,
-) -> Result<Inbox> {
-    let builder = Inbox::builder().store(pool.clone()).broker(broker.clone());
-    Ok(builder.groups([strategy.group]).state(runs.clone()).build().await?)
-}
-
-/// The broker of `INBOX_BROKER_URL`, else one in the folder.
-fn broker(folder: &Path) -> Result<Embedded> {
-    let Ok(url) = std::env::var("INBOX_BROKER_URL") else {
-        return Ok(Embedded::file(folder.join("broker.db")));
-    };
-    match url.strip_prefix("embedded:") {
-        Some("memory") => Ok(Embedded::memory()),
-        Some(path) => Ok(Embedded::file(path.trim_start_matches("//"))),
-        None => Err("this program was built for brokers whose URL begins with embedded:".into()),
-    }
-}
-
-/// How long the fresh consumer waits before nothing counts as delivered. A broker in this process delivers at once, all
-/// others get the time of the original measurement.
+/// How long the fresh consumer waits before nothing counts as delivered. A broker that gives a message back at once needs
+/// less than the original measurement took.
 fn patience() -> Duration {
-    match std::env::var("INBOX_BROKER_URL") {
-        Ok(url) if !url.starts_with("embedded:") => Duration::from_secs(8),
-        _ => Duration::from_secs(1),
+    let broker = std::env::var("INBOX_BROKER_URL").unwrap_or_default();
+    match broker.split(':').next() {
+        Some("" | "embedded") => Duration::from_secs(1),
+        Some("nats" | "tls") => Duration::from_secs(2),
+        _ => Duration::from_secs(8),
     }
-}
-
-/// The database of `DATABASE_URL`, else one in the folder, with a table of invoices. It has no key, so that a second
-/// invoice would show.
-async fn database(folder: &Path) -> Result<SqlitePool> {
-    let options = match std::env::var("DATABASE_URL") {
-        Ok(url) => url.parse()?,
-        Err(_) => SqliteConnectOptions::new().filename(folder.join("app.db")),
-    };
-    let pool = SqlitePool::connect_with(options.create_if_missing(true)).await?;
-    sqlx::query("CREATE TABLE IF NOT EXISTS lab_invoices (order_id TEXT NOT NULL)")
-        .execute(&pool)
-        .await?;
-    Ok(pool)
-}
-
-/// How many invoices an order has.
-async fn invoices(pool: &SqlitePool, order_id: &str) -> Result<i64, sqlx::Error> {
-    sqlx::query_scalar("SELECT count(*) FROM lab_invoices WHERE order_id = $1")
-        .bind(order_id)
-        .fetch_one(pool)
-        .await
 }
 
 /// An id that no earlier run on this broker and database has used.

@@ -43,6 +43,8 @@ use crate::{args::Args, errors::Errors, model::Handler};
 /// | `max_attempts` | a number from 1, or `"unlimited"` | `20` |
 /// | `backoff` | two durations, as in `"1s..5m"`, or one | `"1s..5m"` |
 /// | `concurrency` | a number from 1 to 1024 | `1` |
+/// | `stream` | the name of the stream that holds the subject, on a broker that has streams | found by the subject |
+/// | `ordered` | `true`: each message waits until the one before it is settled | `false` |
 /// | `crate` | the path of the runtime crate where it has another name | `::inbox_runtime` |
 #[proc_macro_attribute]
 pub fn inbox_handler(args: proc_macro::TokenStream, item: proc_macro::TokenStream) -> proc_macro::TokenStream {

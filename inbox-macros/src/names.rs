@@ -5,6 +5,8 @@
 
 /// The longest group name, in bytes.
 pub(crate) const MAX_GROUP: usize = 128;
+/// The longest name of a stream, in bytes.
+pub(crate) const MAX_STREAM: usize = 255;
 /// The longest subject, in bytes.
 pub(crate) const MAX_SUBJECT: usize = 249;
 
@@ -38,6 +40,29 @@ pub(crate) fn check_subject(subject: &str) -> Result<(), String> {
 #[allow(dead_code, reason = "the attribute never publishes")]
 pub(crate) fn check_publish_subject(subject: &str) -> Result<(), String> {
     check_tokens(subject, false)
+}
+
+/// Checks the name of a stream.
+#[allow(dead_code, reason = "only a broker with streams has any")]
+pub(crate) fn check_stream(stream: &str) -> Result<(), String> {
+    if stream.is_empty() {
+        return Err("the stream is empty; name the one that holds the subject, as in \"ORDERS\"".to_owned());
+    }
+    if stream.len() > MAX_STREAM {
+        return Err(format!(
+            "the stream's name is {} bytes long; at most {MAX_STREAM} are allowed",
+            stream.len()
+        ));
+    }
+    let forbidden = |&c: &char| c.is_whitespace() || c.is_control() || ".*>/\\".contains(c);
+    match stream.chars().find(forbidden) {
+        None => Ok(()),
+        Some(c) => Err(format!(
+            "the stream \"{}\" contains {}, which no stream's name may have",
+            stream.escape_debug(),
+            describe(c)
+        )),
+    }
 }
 
 fn check_tokens(subject: &str, wildcards: bool) -> Result<(), String> {

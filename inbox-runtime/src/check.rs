@@ -70,6 +70,10 @@ pub(crate) fn one(entry: &dyn Entry, transactional: bool, states: &States, probl
     if meta.concurrency == 0 {
         found.push("its concurrency is 0; write at least 1".to_owned());
     }
+    if meta.ordered && meta.concurrency > 1 {
+        found.push("it is ordered, so it takes one message at a time; leave the concurrency at 1".to_owned());
+    }
+    found.extend(meta.stream.and_then(|stream| names::check_stream(stream).err()));
     if meta.ack == AckStrategy::ExactlyOnce && !transactional {
         found.push("exactly_once needs a transaction; take `&mut SqliteConnection`".to_owned());
     }

@@ -48,10 +48,19 @@
 //! takes them from code, and can [`spawn`](InboxBuilder::spawn) the inbox beside a server or handle
 //! [one message](Inbox::process_one) in a test. Handlers of other crates must be [linked](link!).
 //!
+//! # Going on
+//!
+//! The guide has a page for each question: what is [guaranteed](guide::guarantee) and what is not, when a message is
+//! [acknowledged](guide::ack_strategies), by what it is [known again](guide::ids), what happens when a handler
+//! [fails](guide::failing), how to run [more processes](guide::scaling), how to [test](guide::testing) a handler and a
+//! crash, and what is different for those who [come from Python](guide::from_python). What a file of handlers needs is in
+//! the [`prelude`].
+//!
 //! # Features
 //!
-//! `macros` (default) has the attribute. Brokers: `embedded`. Databases: `sqlite`, `postgres` (`postgres-tls` for TLS).
-//! `anyhow` and `eyre` let [`HandlerError`] see the chain inside these errors. Features are additive.
+//! `macros` (default) has the attribute. Brokers: `embedded`, `nats`. Databases: `sqlite`, `postgres` (`postgres-tls` for TLS).
+//! `anyhow` and `eyre` let [`HandlerError`] see the chain inside these errors. `testing` has the test kit. Features are
+//! additive.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bound;
@@ -65,6 +74,12 @@ mod error;
 mod extract;
 mod failpoint;
 mod file;
+// Its programs need these features, and so do the documentation tests that compile them.
+#[cfg(any(
+    all(doc, not(doctest)),
+    all(feature = "macros", feature = "sqlite", feature = "testing")
+))]
+pub mod guide;
 mod identity;
 mod inbox;
 mod names;
@@ -74,6 +89,33 @@ mod registry;
 mod shutdown;
 mod store;
 mod tally;
+#[cfg(feature = "testing")]
+pub mod testing;
+
+/// What a file of handlers needs: the attribute, the arguments, the errors, and the connections of the enabled databases.
+///
+/// ```
+/// # #[cfg(all(feature = "macros", feature = "sqlite"))]
+/// # mod example {
+/// use inbox_runtime::prelude::*;
+///
+/// #[inbox_handler(group = "billing", subject = "order.created")]
+/// async fn create_invoice(tx: &mut SqliteConnection, Json(order_id): Json<String>) -> Result<(), HandlerError> {
+///     sqlx::query("INSERT INTO invoices (order_id) VALUES ($1)").bind(order_id).execute(&mut *tx).await?;
+///     Ok(())
+/// }
+/// # }
+/// ```
+pub mod prelude {
+    #[cfg(feature = "postgres")]
+    pub use sqlx::PgConnection;
+    #[cfg(feature = "sqlite")]
+    pub use sqlx::SqliteConnection;
+
+    #[cfg(feature = "macros")]
+    pub use crate::inbox_handler;
+    pub use crate::{Bytes, Handled, HandlerError, Header, HeaderName, Headers, Json, Meta, State, sqlx};
+}
 
 pub use bytes::Bytes;
 /// Makes a handler of a plain `async fn`: the subscription, the transaction, the claim and the acknowledgement around it.
@@ -104,6 +146,8 @@ pub use sqlx;
 pub use broker::embedded::{self, Embedded};
 #[cfg(feature = "kafka")]
 pub use broker::kafka::{self, Kafka};
+#[cfg(feature = "nats")]
+pub use broker::nats::{self, Nats};
 pub use broker::{Broker, BrokerError, Lease, Published, Source, SourceStatus, Subscription};
 pub use claim::{claim, migrate};
 pub use dead_letters::{DeadLetterQuery, DeadLetters, dead_letters};

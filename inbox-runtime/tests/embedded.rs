@@ -192,6 +192,31 @@ async fn what_comes_again_comes_first_and_the_oldest_before_the_rest() {
 }
 
 #[tokio::test]
+async fn an_ordered_subscription_waits_for_what_is_out_or_comes_again() {
+    let broker = Embedded::memory();
+    publish(&broker, "a", [1, 2, 3]).await;
+    let mut source = open(&broker, Subscription::new("g", "a").ordered(true)).await;
+    let (_, first) = one_of(&mut source, "1").await;
+    none(&mut source).await;
+    first.nak(HOUR).await.unwrap();
+    none(&mut source).await;
+    broker.advance_clock(HOUR);
+    let (_, again) = one_of(&mut source, "1").await;
+    again.ack().await.unwrap();
+    let (_, second) = one_of(&mut source, "2").await;
+    none(&mut source).await;
+    second.ack().await.unwrap();
+    one_of(&mut source, "3").await;
+}
+
+/// Pulls as many as there are: one, with that text.
+async fn one_of(source: &mut EmbeddedSource, expected: &str) -> Pulled {
+    let mut pulled = pull(source, 10).await;
+    assert_eq!(texts(&pulled), [expected]);
+    pulled.remove(0)
+}
+
+#[tokio::test]
 async fn f47_a_nak_comes_again_after_its_delay_by_the_clock() {
     let broker = Embedded::memory();
     let mut source = source(&broker, "g", "a").await;

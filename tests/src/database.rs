@@ -8,6 +8,7 @@ use inbox_runtime::{
         self, AssertSqlSafe, Connection, Sqlite, SqliteConnection, SqlitePool, Transaction,
         sqlite::{SqliteConnectOptions, SqlitePoolOptions},
     },
+    testing::TestPool,
 };
 use tempfile::TempDir;
 
@@ -77,7 +78,7 @@ test_connection!(SqliteConnection);
 #[allow(async_fn_in_trait, reason = "the tests name the types")]
 pub trait TestDatabase: Clone + Send + Sync + 'static {
     /// What the runtime is given.
-    type Pool: IntoStore + Clone + Send + Sync + 'static;
+    type Pool: IntoStore + TestPool + Clone + Send + Sync + 'static;
     /// What its handlers take.
     type Conn: TestConnection;
     /// A transaction that a test opens itself.

@@ -24,6 +24,7 @@ pub async fn handle<C: TestConnection>(
     tx.effect(&call.group, &call.id).await?;
     #[cfg(feature = "failpoints")]
     fail::fail_point!("inbox::in_handler");
+    inbox_runtime::testing::point("in_handler").await;
     step.perform(tx).await
 }
 

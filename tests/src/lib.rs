@@ -5,12 +5,14 @@
 //! every pair of broker and database.
 
 mod broker;
+pub mod crashes;
 mod database;
 mod flaky;
 pub mod handlers;
 mod linked;
 mod probe;
 pub mod process;
+pub mod readme;
 mod script;
 pub mod servers;
 mod world;
@@ -18,6 +20,8 @@ mod world;
 #[cfg(feature = "kafka")]
 pub use broker::KafkaCluster;
 pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
+#[cfg(feature = "nats")]
+pub use broker::{JetStream, NatsJetStream};
 #[cfg(feature = "postgres")]
 pub use database::{PostgresDatabase, pool};
 pub use database::{SqliteFile, TestConnection, TestDatabase};
@@ -38,6 +42,31 @@ macro_rules! process_suite {
         $crate::suite!(@pair kafka_sqlite, $crate::KafkaCluster, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(all(feature = "kafka", feature = "postgres"))]
         $crate::suite!(@pair kafka_postgres, $crate::KafkaCluster, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "nats")]
+        $crate::suite!(@pair nats_sqlite, $crate::NatsJetStream, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(all(feature = "nats", feature = "postgres"))]
+        $crate::suite!(@pair nats_postgres, $crate::NatsJetStream, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+    };
+}
+
+/// As [`suite!`], for tests that bring their own broker: `async fn name<D: TestDatabase>()`, one of each for every database.
+#[macro_export]
+macro_rules! database_suite {
+    ($($(#[$attribute:meta])* $name:ident),+ $(,)?) => {
+        $crate::database_suite!(@database sqlite, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "postgres")]
+        $crate::database_suite!(@database postgres, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+    };
+    (@database $module:ident, $database:ty, $($(#[$attribute:meta])* $name:ident),+) => {
+        mod $module {
+            $(
+                $(#[$attribute])*
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    super::$name::<$database>().await;
+                }
+            )+
+        }
     };
 }
 
@@ -55,6 +84,10 @@ macro_rules! suite {
         $crate::suite!(@pair kafka_sqlite, $crate::KafkaCluster, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(all(feature = "kafka", feature = "postgres"))]
         $crate::suite!(@pair kafka_postgres, $crate::KafkaCluster, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "nats")]
+        $crate::suite!(@pair nats_sqlite, $crate::NatsJetStream, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(all(feature = "nats", feature = "postgres"))]
+        $crate::suite!(@pair nats_postgres, $crate::NatsJetStream, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
     };
     (@pair $pair:ident, $broker:ty, $database:ty, $($(#[$attribute:meta])* $name:ident),+) => {
         mod $pair {

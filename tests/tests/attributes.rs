@@ -126,7 +126,9 @@ async fn f90_other_attributes_stay_on_the_function() -> Result<(), sqlx::Error> 
     timeout = "1500ms",
     max_attempts = "unlimited",
     backoff = "1s..2s",
-    concurrency = 3
+    concurrency = 1,
+    stream = "ORDERS",
+    ordered = true
 )]
 async fn every_key() -> Result<(), HandlerError> {
     Ok(())
@@ -160,8 +162,9 @@ async fn a_handler_is_registered_with_what_its_attribute_says() {
     };
     assert_eq!(
         (every.max_attempts, every.backoff, every.concurrency),
-        (None, backoff, 3)
+        (None, backoff, 1)
     );
+    assert_eq!((every.stream, every.ordered), (Some("ORDERS"), true));
 
     assert_eq!(least.name, "attributes::match");
     assert_eq!((least.ack, least.id), (AckStrategy::ExactlyOnce, IdSource::Auto));
@@ -169,6 +172,7 @@ async fn a_handler_is_registered_with_what_its_attribute_says() {
         (least.max_attempts, least.backoff, least.concurrency),
         (Some(20), Backoff::DEFAULT, 1)
     );
+    assert_eq!((least.stream, least.ordered), (None, false));
     assert_eq!((least.file, least.line), (file!(), FIRST_LINE));
     assert!(every_key().await.is_ok());
 }

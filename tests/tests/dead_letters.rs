@@ -195,7 +195,12 @@ async fn f95_bytes_survive<B: TestBroker, D: TestDatabase>() {
     world.broker.publish(message).await;
     let error_with_nul = Message::new("order.created", r#"{"order_id":"o2"}"#).id("m2");
     world.broker.publish(error_with_nul).await;
-    world.broker.publish(Message::null("order.created").id("m3")).await;
+    let null = if B::NULLS {
+        Message::null("order.created")
+    } else {
+        Message::new("order.created", "null")
+    };
+    world.broker.publish(null.id("m3")).await;
     world.broker.publish(Message::new("order.created", "").id("m4")).await;
     world.probe.script(|_| Step::Permanent("a text with \0 in it and ü"));
     let mut inbox = world.inbox(&["billing"]).await;
@@ -213,7 +218,7 @@ async fn f95_bytes_survive<B: TestBroker, D: TestDatabase>() {
         error.starts_with("a text with ") && error.ends_with(" in it and ü"),
         "{error:?}"
     );
-    assert_eq!(letters[2].payload, None, "a null payload");
+    assert_eq!(letters[2].payload.is_none(), B::NULLS, "a null payload");
     assert_eq!(letters[3].payload.as_deref(), Some(&b""[..]), "an empty one");
 }
 

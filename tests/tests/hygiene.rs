@@ -154,6 +154,23 @@ async fn f87_the_runtime_may_have_another_name() {
     assert_eq!(linked("f87").await.len(), 3);
 }
 
+#[tokio::test]
+async fn f87_f91_a_strict_crate_of_the_edition_before_may_know_the_runtime_by_another_name_only() {
+    let mut connection = connection().await;
+    // There is no such table, which shows that it is the function that was called.
+    let answers = [
+        inbox_tests_handlers::bill(&mut connection).await,
+        inbox_tests_handlers::shipping::ship(&mut connection).await,
+    ];
+    assert!(answers.iter().all(Result::is_err), "{answers:?}");
+    let handlers = linked("linked").await;
+    let names: Vec<_> = handlers.iter().map(|meta| meta.name).collect();
+    assert_eq!(
+        names,
+        ["inbox_tests_handlers::bill", "inbox_tests_handlers::shipping::ship"]
+    );
+}
+
 mod patterns {
     //! Arguments of every pattern, and names that generated code might use itself.
 
@@ -337,4 +354,64 @@ async fn f88_a_handler_may_stand_in_a_function_body_and_take_an_alias() {
     }
 
     assert!(on_order(Json(Order { id: 1 }), &mut connection().await).await.is_ok());
+}
+
+mod namesakes {
+    //! Functions of one name, in two modules and in two function bodies.
+
+    use inbox_runtime::{HandlerError, inbox_handler};
+
+    pub(super) mod one {
+        use super::*;
+
+        #[inbox_handler(group = "f88-names", subject = "one", ack = "at_least_once")]
+        pub(crate) async fn on_order() -> Result<(), HandlerError> {
+            Ok(())
+        }
+    }
+
+    pub(super) mod other {
+        use super::*;
+
+        #[inbox_handler(group = "f88-names", subject = "other", ack = "at_least_once")]
+        pub(crate) async fn on_order() -> Result<(), HandlerError> {
+            Err("the other one".into())
+        }
+    }
+
+    pub(super) fn first() {
+        #[inbox_handler(group = "f88-names", subject = "first", ack = "at_least_once")]
+        #[allow(dead_code, reason = "it only has to be registered")]
+        async fn on_payment() -> Result<(), HandlerError> {
+            Ok(())
+        }
+    }
+
+    pub(super) fn second() {
+        #[inbox_handler(group = "f88-names", subject = "second", ack = "at_least_once")]
+        #[allow(dead_code, reason = "it only has to be registered")]
+        async fn on_payment() -> Result<(), HandlerError> {
+            Ok(())
+        }
+    }
+}
+
+#[tokio::test]
+async fn f88_two_functions_may_have_one_name() {
+    namesakes::first();
+    namesakes::second();
+    assert!(namesakes::one::on_order().await.is_ok());
+    assert!(namesakes::other::on_order().await.is_err());
+    let handlers = linked("f88-names").await;
+    let found: Vec<_> = handlers
+        .iter()
+        .map(|meta| (meta.subject, meta.name.rsplit("::").next().expect("a name")))
+        .collect();
+    let expected = [
+        ("first", "on_payment"),
+        ("one", "on_order"),
+        ("other", "on_order"),
+        ("second", "on_payment"),
+    ];
+    assert_eq!(found, expected);
 }

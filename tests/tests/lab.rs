@@ -1,31 +1,27 @@
 //! The examples print what the founding documents measured, to the letter, and exit with success.
 
-use std::process::Command;
-
-/// What an example prints, run as a user runs it: on its defaults.
-fn run(example: &str) -> String {
-    let output = Command::new(env!("CARGO"))
-        .args(["run", "--quiet", "--package", "inbox-examples", "--example", example])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .env_remove("INBOX_BROKER_URL")
-        .env_remove("DATABASE_URL")
-        .output()
-        .expect("cargo runs");
-    assert!(
-        output.status.success(),
-        "{example}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).expect("text")
-}
+use inbox_tests::readme::run_example as run;
+#[cfg(all(feature = "nats", feature = "postgres"))]
+use inbox_tests::readme::run_example_on;
 
 const HEADING: &str =
     "--- one message, a handler that fails on its first run; then a fresh consumer of the same group ---";
 
+/// The rows of the founding document.
+const TABLE: [&str; 6] = [
+    HEADING,
+    "AT_MOST_ONCE first: processed=False committed=True second consumer: nothing delivered handler ran=1 invoices=0",
+    "AT_LEAST_ONCE, commit ON_PERSIST first: processed=False committed=True second consumer: nothing delivered handler ran=1 \
+     invoices=0",
+    "AT_LEAST_ONCE, commit ON_SUCCESS first: processed=False committed=False second consumer: processed=True handler ran=2 \
+     invoices=1",
+    "EXACTLY_ONCE_INBOX (default) first: processed=False committed=False second consumer: processed=True handler ran=2 \
+     invoices=1",
+    "The point was the third column. invoices=0, invoices=0, invoices=1, invoices=1.",
+];
+
 /// The heading and everything behind it, and what stands before it.
-fn ack_lab() -> (Vec<String>, Vec<String>) {
-    let printed = run("ack_lab");
+fn split(printed: &str) -> (Vec<String>, Vec<String>) {
     let lines: Vec<_> = printed.lines().map(str::to_owned).collect();
     let heading = lines.iter().position(|line| line == HEADING).expect("the heading");
     let (versions, table) = lines.split_at(heading);
@@ -34,25 +30,29 @@ fn ack_lab() -> (Vec<String>, Vec<String>) {
 
 #[test]
 fn b13_b26_the_lab_prints_the_four_rows_and_the_third_column() {
-    let (versions, table) = ack_lab();
-    assert_eq!(
-        table,
-        [
-            HEADING,
-            "AT_MOST_ONCE first: processed=False committed=True second consumer: nothing delivered handler ran=1 invoices=0",
-            "AT_LEAST_ONCE, commit ON_PERSIST first: processed=False committed=True second consumer: nothing delivered \
-             handler ran=1 invoices=0",
-            "AT_LEAST_ONCE, commit ON_SUCCESS first: processed=False committed=False second consumer: processed=True \
-             handler ran=2 invoices=1",
-            "EXACTLY_ONCE_INBOX (default) first: processed=False committed=False second consumer: processed=True \
-             handler ran=2 invoices=1",
-            "The point was the third column. invoices=0, invoices=0, invoices=1, invoices=1.",
-        ]
-    );
+    let (versions, table) = split(&run("ack_lab"));
+    assert_eq!(table, TABLE);
     // B2: on which broker and which database.
     assert_eq!(versions.len(), 2, "{versions:?}");
     assert!(versions[0].starts_with("embedded "), "{versions:?}");
     assert!(versions[1].starts_with("SQLite 3."), "{versions:?}");
+}
+
+#[cfg(all(feature = "nats", feature = "postgres"))]
+#[test]
+fn b13_the_lab_prints_the_same_on_nats_and_postgresql() {
+    use inbox_tests::servers::{nats::Nats, postgres::Postgres};
+
+    let (nats, postgres) = (Nats::start().expect("NATS"), Postgres::start().expect("PostgreSQL"));
+    let (broker, database) = (nats.url(), postgres.url("postgres"));
+    let servers = [
+        ("INBOX_BROKER_URL", broker.as_str()),
+        ("DATABASE_URL", database.as_str()),
+    ];
+    let (versions, table) = split(&run_example_on("ack_lab", "nats,postgres", &servers));
+    assert_eq!(table, TABLE);
+    assert!(versions[0].starts_with("NATS 2."), "{versions:?}");
+    assert!(versions[1].starts_with("PostgreSQL "), "{versions:?}");
 }
 
 #[test]

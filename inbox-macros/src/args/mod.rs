@@ -1,7 +1,7 @@
 //! Reads the attribute: from tokens to values that are checked.
 
 use proc_macro2::{Ident, Span, TokenStream};
-use syn::{ExprPath, LitStr, Path};
+use syn::{ExprPath, LitBool, LitStr, Path};
 
 use crate::errors::Errors;
 
@@ -28,6 +28,8 @@ pub(crate) struct Args {
     /// The smallest and the largest, in milliseconds.
     pub(crate) backoff: Option<(u64, u64)>,
     pub(crate) concurrency: Option<u32>,
+    pub(crate) stream: Option<LitStr>,
+    pub(crate) ordered: Option<bool>,
     pub(crate) runtime: Option<Path>,
 }
 
@@ -124,6 +126,8 @@ struct Slots {
     max_attempts: Slot<Attempts>,
     backoff: Slot<(u64, u64)>,
     concurrency: Slot<u32>,
+    stream: Slot<LitStr>,
+    ordered: Slot<LitBool>,
     runtime: Slot<Path>,
     /// The keys that were probably meant by unknown ones.
     meant: Vec<&'static str>,
@@ -149,6 +153,7 @@ pub(crate) fn parse(tokens: TokenStream) -> syn::Result<Args> {
     } else {
         errors.take(slots.check_ack())
     };
+    errors.take(slots.check_order());
     let names = slots.group.value().zip(slots.subject.value());
     let (group, subject) = errors.finish(names)?;
     Ok(Args {
@@ -162,6 +167,8 @@ pub(crate) fn parse(tokens: TokenStream) -> syn::Result<Args> {
         max_attempts: slots.max_attempts.value(),
         backoff: slots.backoff.value(),
         concurrency: slots.concurrency.value(),
+        stream: slots.stream.value(),
+        ordered: slots.ordered.value().map(|ordered| ordered.value),
         runtime: slots.runtime.value(),
     })
 }
@@ -182,6 +189,8 @@ impl Slots {
             "max_attempts" => fill(&mut self.max_attempts, pair, values::max_attempts),
             "backoff" => fill(&mut self.backoff, pair, values::backoff),
             "concurrency" => fill(&mut self.concurrency, pair, values::concurrency),
+            "stream" => fill(&mut self.stream, pair, values::stream),
+            "ordered" => fill(&mut self.ordered, pair, values::ordered),
             "crate" => fill(&mut self.runtime, pair, values::path),
             _ => Err(self.unknown(&pair.key)),
         }
@@ -211,6 +220,19 @@ impl Slots {
 
     fn lacks<T>(&self, key: &str, slot: &Slot<T>) -> bool {
         slot.is_absent() && !self.meant.contains(&key)
+    }
+
+    /// Several at a time have no order.
+    fn check_order(&self) -> syn::Result<()> {
+        match (&self.ordered, &self.concurrency) {
+            (Slot::Given(ordered), Slot::Given(workers)) if ordered.value.value && workers.value > 1 => {
+                Err(syn::Error::new(
+                    workers.span,
+                    "an `ordered` handler takes one message at a time; leave `concurrency` out, or `ordered`",
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Puts `ack` and `commit` together.

@@ -34,10 +34,12 @@ pub(crate) const MAX_ATTEMPTS: Key = key(
 );
 pub(crate) const BACKOFF: Key = key("backoff", "backoff = \"1s..5m\"", &["retry_delay", "delay"]);
 pub(crate) const CONCURRENCY: Key = key("concurrency", "concurrency = 4", &["workers", "parallelism"]);
+pub(crate) const STREAM: Key = key("stream", "stream = \"ORDERS\"", &["stream_name"]);
+pub(crate) const ORDERED: Key = key("ordered", "ordered = true", &["in_order", "fifo", "ordering"]);
 pub(crate) const CRATE: Key = key("crate", "crate = my_facade::inbox_runtime", &["path", "krate"]);
 
 /// Every key.
-pub(crate) const KEYS: [Key; 11] = [
+pub(crate) const KEYS: [Key; 13] = [
     GROUP,
     SUBJECT,
     ACK,
@@ -48,6 +50,8 @@ pub(crate) const KEYS: [Key; 11] = [
     MAX_ATTEMPTS,
     BACKOFF,
     CONCURRENCY,
+    STREAM,
+    ORDERED,
     CRATE,
 ];
 

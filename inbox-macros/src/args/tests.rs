@@ -30,6 +30,7 @@ fn nothing_is_stated_by_default() {
     assert_eq!((args.ack, args.ack_span.is_some()), (Ack::ExactlyOnce, false));
     assert_eq!((args.id, args.start, args.timeout), (None, None, None));
     assert_eq!((args.max_attempts, args.backoff, args.concurrency), (None, None, None));
+    assert!(args.stream.is_none() && args.ordered.is_none());
     assert!(args.runtime.is_none());
 }
 
@@ -90,6 +91,20 @@ fn numbers_and_durations_are_read() {
     assert_eq!(errors(quote!(max_attempts = 4_294_967_296)).len(), 1);
     assert_eq!(errors(quote!(concurrency = 1025)).len(), 1);
     assert_eq!(errors(quote!(timeout = "366days")).len(), 1);
+}
+
+#[test]
+fn a_stream_and_an_order_are_read() {
+    let stream = |more| args(more).stream.map(|stream| stream.value());
+    assert_eq!(stream(quote!(stream = "ORDERS")).as_deref(), Some("ORDERS"));
+    for wrong in ["", "a b", "a.b", "*", ">", "a/b", &"x".repeat(256)] {
+        assert_eq!(errors(quote!(stream = #wrong)).len(), 1, "{wrong}");
+    }
+    assert_eq!(args(quote!(ordered = true)).ordered, Some(true));
+    assert_eq!(args(quote!(ordered = false, concurrency = 4)).ordered, Some(false));
+    assert_eq!(args(quote!(ordered = true, concurrency = 1)).ordered, Some(true));
+    assert_eq!(errors(quote!(ordered = "true")).len(), 1);
+    assert_eq!(errors(quote!(ordered = true, concurrency = 2)).len(), 1);
 }
 
 #[test]
@@ -163,7 +178,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in ".{0,24}", key in 0_usize..11) {
+    fn no_text_makes_it_panic(text in ".{0,24}", key in 0_usize..13) {
         let key = quote::format_ident!("{}", suggest::KEYS[key].name);
         let _ = parse(quote!(#key = #text));
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use syn::{Expr, ExprPath, Lit, LitStr, Path};
+use syn::{Expr, ExprPath, Lit, LitBool, LitStr, Path};
 
 use super::{
     Ack, Attempts, Commit, Id, Start, Text,
@@ -164,6 +164,22 @@ pub(crate) fn concurrency(value: &Expr) -> syn::Result<u32> {
         suggest::CONCURRENCY.example
     );
     Err(syn::Error::new_spanned(value, message))
+}
+
+pub(crate) fn stream(value: &Expr) -> syn::Result<LitStr> {
+    let literal = string(value, &suggest::STREAM)?;
+    names::check_stream(&literal.value()).map_err(|message| syn::Error::new(literal.span(), message))?;
+    Ok(literal)
+}
+
+pub(crate) fn ordered(value: &Expr) -> syn::Result<LitBool> {
+    match literal(value) {
+        Some(Lit::Bool(ordered)) => Ok(ordered.clone()),
+        _ => {
+            let message = format!("write `true` or `false`, as in `{}`", suggest::ORDERED.example);
+            Err(syn::Error::new_spanned(value, message))
+        }
+    }
 }
 
 pub(crate) fn path(value: &Expr) -> syn::Result<Path> {

@@ -160,6 +160,8 @@ fn meta(args: &Args, handler: &Handler) -> TokenStream {
         }),
         args.backoff.map(|(first, max)| quote!(.backoff_millis(#first, #max))),
         args.concurrency.map(|workers| quote!(.concurrency(#workers))),
+        args.stream.as_ref().map(|stream| quote!(.stream(#stream))),
+        args.ordered.map(|ordered| quote!(.ordered(#ordered))),
     ];
     let setters = setters.iter().flatten();
     quote! {

@@ -57,6 +57,8 @@ fn expands_every_key() {
         max_attempts = "unlimited",
         backoff = "500ms..5m",
         concurrency = 8,
+        stream = "ORDERS",
+        ordered = false,
         crate = ::inbox_runtime,
     );
     let function = quote!(
@@ -114,4 +116,71 @@ fn f89_whatever_is_wrong_the_function_is_emitted() {
     assert!(expansion.contains("fn on_order(flag: &bool) {}"), "{expansion}");
     assert!(!expansion.contains("__inbox"), "{expansion}");
     assert_eq!(expansion.matches("compile_error!").count(), 4, "{expansion}");
+}
+
+/// What calls the function must not fail too, and an editor that completes in it needs it, also while it is being typed.
+#[test]
+fn f89_every_mistake_leaves_the_function_as_it_was() {
+    let fine = quote!(group = "billing", subject = "order.created");
+    let attributes = [
+        quote!(),
+        quote!(group),
+        quote!(group =),
+        quote!(group = "billing"),
+        quote!(group = "billing" subject = "order.created"),
+        quote!(group = "billing", group = "billing", subject = "order.created"),
+        quote!("billing", "order.created"),
+        quote!(#fine, ack = "exactly-once"),
+        quote!(#fine, timeout = 5, backoff = "never", concurrency = 0),
+        quote!(#fine, crate = "ib"),
+        fine,
+    ];
+    let functions = [
+        quote!(async fn f(tx: &mut C) -> Result<(), E> { tx. }),
+        quote!(async fn f(tx: &mut C) -> Result<(), E> { let order = ; order.await? }),
+        quote!(
+            async fn f(&self) {}
+        ),
+        quote!(
+            fn f() -> Result<(), E> {}
+        ),
+        quote!(
+            async fn f<T>(tx: &mut C, value: T)
+            where
+                T: Send,
+            {
+            }
+        ),
+        quote!(
+            unsafe extern "C" fn f(tx: C) {}
+        ),
+        quote!(
+            async fn f(tx: &mut C, #[cfg(unix)] other: Meta) -> Result<(), E> {}
+        ),
+        quote!(
+            async fn f(tx: &mut C, name: &str) -> impl Sized {}
+        ),
+        quote!(
+            #[doc = "Kept."]
+            #[deprecated]
+            pub(crate) async fn r#match(a: A, b: &mut B, c: &mut C) -> ! {}
+        ),
+        quote!(
+            struct NotAFunction;
+        ),
+        quote!(impl NotAFunction { async fn f() {} }),
+    ];
+    for attribute in &attributes {
+        for function in &functions {
+            let expansion = handler(attribute.clone(), function).to_string();
+            let rest = expansion.strip_prefix(&function.to_string());
+            let rest = rest.unwrap_or_else(|| panic!("#[inbox_handler({attribute})] {function}\nbecame\n{expansion}"));
+            // Registered or refused, never both and never neither.
+            assert_ne!(
+                rest.contains("compile_error"),
+                rest.contains("__inbox_decode"),
+                "{attribute}: {expansion}"
+            );
+        }
+    }
 }

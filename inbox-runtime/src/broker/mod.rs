@@ -13,6 +13,8 @@ use crate::{
 pub mod embedded;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+#[cfg(feature = "nats")]
+pub mod nats;
 mod status;
 pub(crate) mod subject;
 
@@ -21,7 +23,7 @@ pub use status::SourceStatus;
 /// A message broker, as the runtime uses it. Implement it to add a broker or to wrap one.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a broker",
-    note = "use `Embedded` (feature `embedded`) or `Kafka` (feature `kafka`), or implement `Broker`"
+    note = "use `Embedded` (feature `embedded`), `Kafka` (feature `kafka`) or `Nats` (feature `nats`), or implement `Broker`"
 )]
 pub trait Broker: Send + Sync + 'static {
     /// Where the deliveries of one subscription come from.
@@ -250,6 +252,11 @@ pub(crate) fn connect(url: &str, config: &Config) -> Result<DynBroker, String> {
         "embedded" => Err("the broker's URL names no file; write embedded:broker.db or embedded:memory".to_owned()),
         #[cfg(feature = "kafka")]
         "kafka" => kafka::Kafka::from_url(rest, &config.kafka).map(DynBroker::new),
+        #[cfg(feature = "nats")]
+        "nats" | "tls" => match nats::Nats::new(url) {
+            Ok(broker) => Ok(DynBroker::new(broker)),
+            Err(error) => Err(error.to_string()),
+        },
         _ => {
             // The rest of the URL may have a password.
             let _ = (rest, config);
@@ -258,6 +265,8 @@ pub(crate) fn connect(url: &str, config: &Config) -> Result<DynBroker, String> {
                 "embedded",
                 #[cfg(feature = "kafka")]
                 "kafka",
+                #[cfg(feature = "nats")]
+                "nats",
             ];
             Err(format!(
                 "the broker's URL begins with `{scheme}:`, which this program was not built for; built in: {}; turn on \

@@ -10,8 +10,8 @@ use crate::{
     failpoint::failpoint,
     outcome::{Handled, HandlerError},
     store::{
-        AbandonError, Claim, Claimed, DatabaseFaultRef, FaultClass, Fingerprint, FinishError, Session, Store,
-        StoreError,
+        AbandonError, Claim, Claimed, DatabaseFaultRef, FaultClass, Fingerprint, FinishError, Following, Session,
+        Store, StoreError,
     },
 };
 
@@ -62,7 +62,7 @@ impl<S: Store> Case<'_, S> {
         let handled = self.handle(live.conn(), bound).await;
         failpoint!("before_seal");
         let (attempt, usable) = match handled {
-            Ok(handled) => commit(&mut live, handled, next()).await,
+            Ok(handled) => commit(&mut live, handled, next.take()).await,
             Err(error) => self.roll_back(&mut live, error).await,
         };
         if usable {
@@ -131,8 +131,8 @@ impl<S: Store> Case<'_, S> {
 }
 
 /// Seals and commits. The flag says whether the session can be used again.
-async fn commit<S: Session>(session: &mut S, handled: Handled, next: bool) -> (Attempt, bool) {
-    match session.finish(next).await {
+async fn commit<S: Session>(session: &mut S, handled: Handled, following: Following<'_>) -> (Attempt, bool) {
+    match session.finish(following).await {
         Ok(()) => {
             failpoint!("after_commit");
             (Attempt::Committed(handled), true)

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{Attempt, Case, Done, Job, Pipeline, Settle, text, trouble};
 use crate::{
     extract::Rejection,
+    failpoint::tell_test,
     outcome::{HandlerError, Outcome, Verdict},
     registry::AckStrategy,
     store::{Fingerprint, NewDeadLetter, Reason, Store},
@@ -120,6 +121,7 @@ impl<S: Store> Case<'_, S> {
             Verdict::RetryAfter(delay) => delay,
             _ => self.meta().backoff.delay(attempts),
         };
+        tell_test!(crate::testing::Told::Trouble(&report));
         tracing::warn!(
             attempts,
             delay_ms = millis(delay),
@@ -134,6 +136,7 @@ impl<S: Store> Case<'_, S> {
 
     /// The handler failed, or could not run, on a message that was acknowledged before.
     fn lost(&self, why: &str) -> Done {
+        tell_test!(crate::testing::Told::Trouble(why));
         tracing::error!(
             error = why,
             "the message was not handled; under at_most_once it is lost"
@@ -208,6 +211,7 @@ impl<S: Store> Case<'_, S> {
                 .deferred(&format!("the dead letter could not be written: {}", text(&error)))
                 .await;
         }
+        tell_test!(crate::testing::Told::Trouble(&letter.error));
         tracing::error!(
             reason = reason.as_str(),
             attempts = letter.attempts,
@@ -222,6 +226,7 @@ impl<S: Store> Case<'_, S> {
         self.pipeline.take_back_attempt(self.job).await;
         let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
         let delay = self.meta().backoff.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
+        tell_test!(crate::testing::Told::Trouble(why));
         tracing::info!(
             delay_ms = millis(delay),
             error = why,
@@ -237,6 +242,7 @@ impl<S: Store> Case<'_, S> {
     pub(super) async fn deferred(&mut self, why: &str) -> Done {
         self.pipeline.take_back_attempt(self.job).await;
         self.pipeline.trouble.enter(why);
+        tell_test!(crate::testing::Told::Trouble(why));
         let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
         let delay = trouble::BACKOFF.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
         Done {

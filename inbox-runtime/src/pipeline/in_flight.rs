@@ -10,7 +10,10 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
 
 use super::text;
 use crate::broker::DynLease;
@@ -26,6 +29,7 @@ pub(crate) struct InFlight(Arc<Inner>);
 struct Inner {
     next: AtomicU64,
     leases: Mutex<HashMap<u64, Held>>,
+    ack_wait: watch::Sender<Duration>,
 }
 
 struct Held {
@@ -45,14 +49,23 @@ impl InFlight {
         }
     }
 
-    /// Reports progress on every lease that is held, three times within each `ack_wait`. Never returns.
-    pub(crate) async fn keep_alive(&self, ack_wait: Duration) {
-        let period = (ack_wait / 3).max(Duration::from_millis(10));
-        let mut ticks = interval(period);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        ticks.tick().await;
+    /// Says how long a lease lasts, which somebody may change while the program runs.
+    pub(crate) fn pace(&self, ack_wait: Duration) {
+        self.0
+            .ack_wait
+            .send_if_modified(|current| std::mem::replace(current, ack_wait) != ack_wait);
+    }
+
+    /// Reports progress on every lease that is held, three times within each ack-wait. Never returns.
+    pub(crate) async fn keep_alive(&self) {
+        let mut ack_wait = self.0.ack_wait.subscribe();
         loop {
-            ticks.tick().await;
+            let period = (*ack_wait.borrow_and_update() / 3).max(Duration::from_millis(10));
+            tokio::select! {
+                () = sleep(period) => {}
+                // By the new time some may be due already. The sender lives as long as this.
+                _ = ack_wait.changed() => {}
+            }
             // One that hangs must not keep the others from their turn: that of a dead letter waits for the database, which
             // on SQLite its own handler may have for minutes.
             let _ = timeout(period, join_all(self.alive().into_iter().map(renew))).await;

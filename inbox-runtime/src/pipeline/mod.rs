@@ -29,11 +29,11 @@ use crate::{
     broker::{BrokerError, DynLease},
     delivery::Delivery,
     extract::{DeliveryContext, Meta, Rejection, States},
-    failpoint::failpoint,
+    failpoint::{failpoint, tell_test},
     identity,
     outcome::{HandlerError, Outcome},
     registry::{AckStrategy, Decode, HandlerMeta},
-    store::{AttemptKey, Attempts, Records, Session, Store, StoreError},
+    store::{AttemptKey, Attempts, Claim, Fingerprint, Following, Records, Session, Store, StoreError},
     tally::Tally,
 };
 
@@ -66,8 +66,39 @@ pub(crate) struct Pipeline<S: Store> {
     pub(crate) owed: Owed,
 }
 
-/// Takes the next message in hand; says whether there is one.
-pub(crate) type Next<'a> = &'a mut (dyn FnMut() -> bool + Send);
+/// Takes the next message in hand, if there is one, so that the database can go on to it from this one's commit.
+pub(crate) trait Upcoming: Send {
+    fn take(&mut self) -> Following<'_>;
+}
+
+pub(crate) type Next<'a> = &'a mut dyn Upcoming;
+
+/// Nothing comes next.
+pub(crate) struct NoNext;
+
+impl Upcoming for NoNext {
+    fn take(&mut self) -> Following<'_> {
+        Following::Nothing
+    }
+}
+
+/// A message that is decoded before its turn, because its transaction begins in the commit of the one before it.
+pub(crate) struct Decoded<S: Store> {
+    id: String,
+    fingerprint: Fingerprint,
+    bound: Bound<S>,
+}
+
+impl<S: Store> Decoded<S> {
+    /// Its claim.
+    pub(crate) fn claim(&self, group: &'static str) -> Claim<'_> {
+        Claim {
+            group,
+            message_id: &self.id,
+            fingerprint: self.fingerprint,
+        }
+    }
+}
 
 /// A delivery on its way.
 pub(crate) struct Job {
@@ -121,30 +152,49 @@ enum Settle {
 }
 
 impl<S: Store> Pipeline<S> {
-    /// Handles one delivery. `next` takes another one in hand if there is one, so that the database can go from this
+    /// Decodes a message before its turn. `None` if its transaction won't begin with a claim, or if anything is wrong with
+    /// it, which its turn will show.
+    pub(crate) fn decode_ahead(&self, job: &Job) -> Option<Decoded<S>> {
+        let delivery = &job.delivery;
+        if self.meta.ack != AckStrategy::ExactlyOnce || delivery.redelivered {
+            return None;
+        }
+        let id = self.identify(delivery).ok()?;
+        let bound = self.decode(delivery, &id).ok()?.ok()?;
+        let fingerprint = Fingerprint::of(&delivery.subject, delivery.payload.as_deref());
+        Some(Decoded { id, fingerprint, bound })
+    }
+
+    /// Handles one delivery, which may have been decoded ahead. `next` takes another one in hand if there is one, so that the database can go from this
     /// transaction to that one without a pause. This one is not settled yet, except that at_most_once acknowledges before it begins.
     ///
     /// # Cancel safety
     ///
     /// Dropped, it rolls back or has committed; the message was not acknowledged (at_most_once aside).
-    pub(crate) async fn process(&self, session: &mut Option<S::Session>, job: &mut Job, next: Next<'_>) -> Done {
-        let identity = identity::of(&job.delivery, self.meta.id);
+    pub(crate) async fn process(
+        &self,
+        session: &mut Option<S::Session>,
+        job: &mut Job,
+        decoded: Option<Decoded<S>>,
+        next: Next<'_>,
+    ) -> Done {
+        let (id, ready) = match decoded {
+            Some(decoded) => (Ok(decoded.id), Some(decoded.bound)),
+            None => (self.identify(&job.delivery), None),
+        };
         let span = tracing::info_span!(
             "inbox.handle",
             group = self.meta.group,
             subject = job.delivery.subject,
             handler = self.meta.name,
-            message_id = identity.as_ref().map_or("", |found| found.id.as_str()),
+            message_id = id.as_ref().map_or("", String::as_str),
             delivery_count = job.delivery.delivery_count,
             outcome = tracing::field::Empty,
         );
         let key = self.key(&job.delivery);
         job.begun.send_replace(false);
-        let (id, refused) = match identity {
-            Ok(found) => {
-                self.warn_positional(found.positional);
-                (Some(found.id), None)
-            }
+        let (id, refused) = match id {
+            Ok(id) => (Some(id), None),
             Err(rejection) => (None, Some(rejection)),
         };
         let mut case = Case {
@@ -153,9 +203,24 @@ impl<S: Store> Pipeline<S> {
             key,
             id,
         };
-        let done = case.run(session, refused, next).instrument(span.clone()).await;
+        let done = case.run(session, refused, ready, next).instrument(span.clone()).await;
         span.record("outcome", done.outcome.as_str());
         done
+    }
+
+    /// The message's id.
+    fn identify(&self, delivery: &Delivery) -> Result<String, Rejection> {
+        let found = identity::of(delivery, self.meta.id)?;
+        self.warn_positional(found.positional);
+        Ok(found.id)
+    }
+
+    /// Makes the arguments. The outer error is a panic of an extractor, which counts as an attempt.
+    fn decode(&self, delivery: &Delivery, id: &str) -> Result<Result<Bound<S>, Rejection>, HandlerError> {
+        let meta = Meta::new(self.meta.group, id.to_owned(), delivery);
+        let context = DeliveryContext::new(delivery, &meta, &self.states);
+        std::panic::catch_unwind(AssertUnwindSafe(|| (self.decode)(&context)))
+            .map_err(|panic| HandlerError::from(format!("an argument panicked: {}", panic_text(&*panic))))
     }
 
     /// Whose attempts those on that delivery are.
@@ -201,6 +266,7 @@ impl<S: Store> Pipeline<S> {
             Settle::Back(delay) => self.give_back(job, delay).await,
         }
         self.tally.count(done.outcome);
+        tell_test!(crate::testing::Told::settled(&self.meta, &job.delivery, done.outcome));
         done.outcome
     }
 
@@ -235,7 +301,13 @@ impl<S: Store> Case<'_, S> {
         self.meta().ack == AckStrategy::ExactlyOnce
     }
 
-    async fn run(&mut self, session: &mut Option<S::Session>, refused: Option<Rejection>, next: Next<'_>) -> Done {
+    async fn run(
+        &mut self,
+        session: &mut Option<S::Session>,
+        refused: Option<Rejection>,
+        mut ready: Option<Bound<S>>,
+        next: Next<'_>,
+    ) -> Done {
         // A message that kills the process must come to an end too: its attempt is on record before it is made. (Under
         // at_most_once there is no second one.)
         if self.job.delivery.redelivered
@@ -248,7 +320,12 @@ impl<S: Store> Case<'_, S> {
             return self.reject(&rejection).await;
         }
         for round in 1.. {
-            let bound = match self.decode() {
+            let id = self.id.as_deref().unwrap_or_default();
+            let decoded = match ready.take() {
+                Some(bound) => Ok(Ok(bound)),
+                None => self.pipeline.decode(&self.job.delivery, id),
+            };
+            let bound = match decoded {
                 Ok(Ok(bound)) => bound,
                 Ok(Err(rejection)) => return self.reject(&rejection).await,
                 // Nothing is acknowledged yet, so the message needn't be lost; there is no second attempt either.
@@ -298,15 +375,6 @@ impl<S: Store> Case<'_, S> {
             Ok(Attempts::Exhausted(attempts, error)) => Some(self.exhausted(attempts, error).await),
             Err(error) => Some(self.conclude(error.into()).await),
         }
-    }
-
-    /// Makes the arguments. The outer error is a panic of an extractor, which counts as an attempt.
-    fn decode(&self) -> Result<Result<Bound<S>, Rejection>, HandlerError> {
-        let id = self.id.clone().unwrap_or_default();
-        let meta = Meta::new(self.meta().group, id, &self.job.delivery);
-        let context = DeliveryContext::new(&self.job.delivery, &meta, &self.pipeline.states);
-        std::panic::catch_unwind(AssertUnwindSafe(|| (self.pipeline.decode)(&context)))
-            .map_err(|panic| HandlerError::from(format!("an argument panicked: {}", panic_text(&*panic))))
     }
 
     /// Under at_most_once: shows that the database lives, or an outage would discard the backlog, then acknowledges.

@@ -12,17 +12,20 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Job, Pipeline, in_flight::Hold, replay, text, trouble};
+use super::{Decoded, Job, NoNext, Pipeline, Upcoming, in_flight::Hold, replay, text, trouble};
 use crate::{
     broker::DynSource,
     outcome::Outcome,
-    store::{BoxFuture, Session, Store, StoreError},
+    store::{BoxFuture, Following, Session, Store, StoreError},
 };
 
 /// How long one pull waits for a message.
 const PULL_WAIT: Duration = Duration::from_secs(5);
 /// How often it is looked whether another process wants a dead letter to be replayed.
 const REPLAY_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a worker without a message keeps its session, for the next one may be on its way: a session costs more than a
+/// message.
+const LINGER: Duration = Duration::from_millis(20);
 /// How long giving back a message may take when the program stops.
 const RELEASE_WAIT: Duration = Duration::from_secs(2);
 
@@ -54,13 +57,14 @@ impl<S: Store> Runner for Pipeline<S> {
 
     fn step(&self, mut job: Job, ack_wait: Duration) -> BoxFuture<'_, Outcome> {
         Box::pin(async move {
+            self.in_flight.pace(ack_wait);
             let hold = self.in_flight.hold(job.lease.clone());
             hold.handling(self.meta.timeout);
             let mut session = None;
-            let mut next = || false;
+            let mut next = NoNext;
             let done = tokio::select! {
-                done = self.process(&mut session, &mut job, &mut next) => done,
-                () = self.in_flight.keep_alive(ack_wait) => unreachable!("keep_alive never returns"),
+                done = self.process(&mut session, &mut job, None, &mut next) => done,
+                () = self.in_flight.keep_alive() => unreachable!("keep_alive never returns"),
             };
             if let Some(session) = session {
                 session.release().await;
@@ -140,7 +144,8 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
     for _ in 0..concurrency {
         workers.spawn(work(pipeline.clone(), queue.clone(), stop.clone()));
     }
-    let keep_alive = pipeline.in_flight.keep_alive(source.ack_wait());
+    pipeline.in_flight.pace(source.ack_wait());
+    let keep_alive = pipeline.in_flight.keep_alive();
     let work = async {
         let feed = stop.drain.run_until_cancelled(async {
             tokio::join!(pull(&pipeline, &mut source, &slots, &queue), replays(&pipeline, &queue))
@@ -173,7 +178,9 @@ async fn pull<S: Store>(pipeline: &Pipeline<S>, source: &mut DynSource, slots: &
         while let Ok(slot) = slots.clone().try_acquire_owned() {
             free.push(slot);
         }
-        match source.pull(free.len(), PULL_WAIT).await {
+        let pulled = source.pull(free.len(), PULL_WAIT).await;
+        pipeline.in_flight.pace(source.ack_wait());
+        match pulled {
             Ok(deliveries) => {
                 if pipeline.trouble.broker(None) {
                     tracing::info!(handler = pipeline.meta.name, "the broker answers again");
@@ -231,17 +238,21 @@ async fn replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queue) {
     }
 }
 
-/// One worker: handles one message after another. It keeps its session while there is a next message, and no longer.
+/// One worker: handles one message after another. It keeps its session while there is a next message, and a moment longer.
 async fn work<S: Store>(pipeline: Arc<Pipeline<S>>, queue: Arc<Queue>, stop: Stop) {
     let mut worker = Worker {
         pipeline: &pipeline,
         queue: &queue,
         stop: &stop,
         session: None,
-        next: None,
+        next: NextInHand {
+            pipeline: &pipeline,
+            queue: &queue,
+            message: None,
+        },
     };
-    while let Some(queued) = worker.pop().await {
-        worker.handle(queued).await;
+    while let Some((queued, decoded)) = worker.pop().await {
+        worker.handle(queued, decoded).await;
     }
 }
 
@@ -250,25 +261,62 @@ struct Worker<'a, S: Store> {
     queue: &'a Queue,
     stop: &'a Stop,
     session: Option<S::Session>,
-    /// The message that was taken in hand while the one before it was being committed.
-    next: Option<Queued>,
+    next: NextInHand<'a, S>,
+}
+
+/// The message that was taken in hand while the one before it was being committed.
+struct NextInHand<'a, S: Store> {
+    pipeline: &'a Pipeline<S>,
+    queue: &'a Queue,
+    message: Option<(Queued, Option<Decoded<S>>)>,
+}
+
+impl<S: Store> Upcoming for NextInHand<'_, S> {
+    fn take(&mut self) -> Following<'_> {
+        if self.message.is_none() {
+            self.message = self.queue.try_pop().map(|queued| {
+                let decoded = self.pipeline.decode_ahead(&queued.job);
+                (queued, decoded)
+            });
+        }
+        match &self.message {
+            None => Following::Nothing,
+            Some((_, None)) => Following::Message,
+            Some((_, Some(decoded))) => Following::Claim(decoded.claim(self.pipeline.meta.group)),
+        }
+    }
 }
 
 impl<S: Store> Worker<'_, S> {
-    async fn pop(&mut self) -> Option<Queued> {
-        if let Some(queued) = self.next.take().or_else(|| self.queue.try_pop()) {
-            return Some(queued);
+    async fn pop(&mut self) -> Option<(Queued, Option<Decoded<S>>)> {
+        if let Some(message) = self.next.message.take() {
+            return Some(message);
         }
+        if let Some(queued) = self.queue.try_pop() {
+            return Some((queued, None));
+        }
+        if self.session.is_some()
+            && let Ok(popped) = tokio::time::timeout(LINGER, self.queue.pop()).await
+        {
+            if popped.is_none() {
+                self.release().await;
+            }
+            return Some((popped?, None));
+        }
+        self.release().await;
+        Some((self.queue.pop().await?, None))
+    }
+
+    async fn release(&mut self) {
         if let Some(session) = self.session.take() {
             session.release().await;
         }
-        self.queue.pop().await
     }
 
-    async fn handle(&mut self, mut queued: Queued) {
+    async fn handle(&mut self, mut queued: Queued, decoded: Option<Decoded<S>>) {
         let now = &self.stop.now;
         let settled = now
-            .run_until_cancelled(self.handle_until_settled(&mut queued))
+            .run_until_cancelled(self.handle_until_settled(&mut queued, decoded))
             .await
             .unwrap_or(false);
         drop(queued.hold);
@@ -278,7 +326,7 @@ impl<S: Store> Worker<'_, S> {
     }
 
     /// Handles a message, again and again while the database or the broker fails. Returns whether it is settled.
-    async fn handle_until_settled(&mut self, queued: &mut Queued) -> bool {
+    async fn handle_until_settled(&mut self, queued: &mut Queued, mut decoded: Option<Decoded<S>>) -> bool {
         let pipeline = self.pipeline;
         let mut failures = 0;
         loop {
@@ -286,17 +334,10 @@ impl<S: Store> Worker<'_, S> {
                 return false;
             }
             queued.hold.handling(pipeline.meta.timeout);
-            let (waiting, queue) = (&mut self.next, self.queue);
-            let mut next = || {
-                if waiting.is_none() {
-                    *waiting = queue.try_pop();
-                }
-                waiting.is_some()
-            };
             let stopped = queued.job.stopped_before_it_began(self.stop.drain.clone());
             let done = tokio::select! {
                 biased;
-                done = pipeline.process(&mut self.session, &mut queued.job, &mut next) => done,
+                done = pipeline.process(&mut self.session, &mut queued.job, decoded.take(), &mut self.next) => done,
                 // It waits for its turn at the database, behind handlers that are to finish.
                 () = stopped => return false,
             };

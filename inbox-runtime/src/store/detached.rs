@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    AbandonError, Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, FinishError, Records,
-    Session, Store, StoreError, StoreSettings,
+    AbandonError, Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, FinishError, Following,
+    Records, Session, Store, StoreError, StoreSettings,
 };
 use crate::registry::Registration;
 
@@ -84,7 +84,7 @@ impl Session for DetachedSession {
         &mut self.0
     }
 
-    async fn finish(&mut self, _next: bool) -> Result<(), FinishError> {
+    async fn finish(&mut self, _following: Following<'_>) -> Result<(), FinishError> {
         Ok(())
     }
 

@@ -181,8 +181,9 @@ pub trait Session: Send + Sized {
     /// the runtime can end that transaction unnoticed.
     fn conn(&mut self) -> &mut Self::Conn;
 
-    /// Proves that the transaction is alive and ours, and commits it. `next` tells that another message is in hand.
-    fn finish(&mut self, next: bool) -> impl Future<Output = Result<(), FinishError>> + Send;
+    /// Proves that the transaction is alive and ours, and commits it. What follows may be begun on the way; whether it was
+    /// doesn't show in the result, and the next [`begin`](Self::begin) says what has become of it.
+    fn finish(&mut self, following: Following<'_>) -> impl Future<Output = Result<(), FinishError>> + Send;
 
     /// Proves that the transaction is ours, and rolls it back.
     fn abandon(&mut self) -> impl Future<Output = Result<(), AbandonError>> + Send;
@@ -204,6 +205,17 @@ pub struct Claim<'a> {
     pub message_id: &'a str,
     /// 32 bits of the subject's hash and 32 of the payload's.
     pub fingerprint: Fingerprint,
+}
+
+/// What a worker does next, told while a transaction is being committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Following<'a> {
+    /// It has no other message in hand.
+    Nothing,
+    /// It has another message, whose transaction doesn't begin with a claim, or may not begin at all.
+    Message,
+    /// It has another message, whose transaction begins with this claim.
+    Claim(Claim<'a>),
 }
 
 /// What tells a message from another one that was given the same id: a hash of its subject and one of its payload.

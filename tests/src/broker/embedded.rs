@@ -1,4 +1,4 @@
-//! The embedded broker for tests.
+//! The embedded broker, in a file and in memory.
 
 use std::{sync::Arc, time::Duration};
 

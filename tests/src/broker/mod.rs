@@ -7,10 +7,14 @@ use inbox_runtime::{Broker, Message};
 mod embedded;
 #[cfg(feature = "kafka")]
 mod kafka;
+#[cfg(feature = "nats")]
+mod nats;
 
 pub use embedded::{EmbeddedFile, EmbeddedMemory};
 #[cfg(feature = "kafka")]
 pub use kafka::KafkaCluster;
+#[cfg(feature = "nats")]
+pub use nats::{JetStream, NatsJetStream};
 
 /// What the broker itself says about a group's messages on a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +36,8 @@ pub trait TestBroker: Clone + Send + Sync + 'static {
     /// What the runtime is given.
     type Broker: Broker + Clone;
 
-    /// A broker with nothing on it.
-    async fn fresh() -> Self;
-
-    /// A connection to it, as another process would have one where the broker outlives a process.
-    fn connect(&self) -> Self::Broker;
+    /// Whether a payload and a header can be null.
+    const NULLS: bool = true;
 
     /// Whether it counts the deliveries of a message.
     const COUNTS: bool = true;
@@ -46,6 +47,12 @@ pub trait TestBroker: Clone + Send + Sync + 'static {
 
     /// The time between two kills of its consumers that leaves them time to work.
     const KILLS: Duration = Duration::from_millis(300);
+
+    /// A broker with nothing on it.
+    async fn fresh() -> Self;
+
+    /// A connection to it, as another process would have one where the broker outlives a process.
+    fn connect(&self) -> Self::Broker;
 
     /// Lets messages of a subject be handled several at a time, where their order would keep them from that. Before the
     /// first is published.
@@ -67,6 +74,7 @@ pub trait TestBroker: Clone + Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Lets time pass on the broker: by its test clock where it has one, else by waiting.
+    /// Lets time pass on the broker, so that leases run out and what waits for its back-off comes: by its test clock where
+    /// it has one.
     async fn pass(&self, time: Duration);
 }

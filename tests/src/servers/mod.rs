@@ -11,7 +11,6 @@ pub mod nats;
 #[cfg(feature = "postgres")]
 mod pgbouncer;
 pub mod postgres;
-#[cfg(feature = "postgres")]
 mod proxy;
 mod service;
 
@@ -24,7 +23,6 @@ use std::{
 pub use child::{Server, command};
 #[cfg(feature = "postgres")]
 pub use pgbouncer::PgBouncer;
-#[cfg(feature = "postgres")]
 pub use proxy::{Cut, Proxy};
 
 /// A port that nobody listens on now.

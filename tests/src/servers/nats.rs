@@ -1,9 +1,10 @@
 //! nats-server with JetStream as a child process.
 
 use std::{
+    fs,
     io::{self, Read, Write},
     net::TcpStream,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
@@ -23,6 +24,8 @@ pub struct Nats {
     service: Service,
     port: u16,
     monitor: u16,
+    /// What its configuration file says, beside ports and folder.
+    config: String,
 }
 
 impl Nats {
@@ -32,6 +35,15 @@ impl Nats {
     ///
     /// When a tool is missing that is needed to get it, or it doesn't start; the text says what to do.
     pub fn start() -> Result<Self, String> {
+        Self::start_with("")
+    }
+
+    /// A new server with settings of its own, as in a configuration file.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_with(config: &str) -> Result<Self, String> {
         let program = installed()?;
         let folder = data_folder("nats", |_| {}).map_err(|error| format!("no folder for the data: {error}"))?;
         let mut nats = Self {
@@ -39,6 +51,7 @@ impl Nats {
             service: Service::new(folder),
             port: 0,
             monitor: 0,
+            config: config.to_owned(),
         };
         up_to_three_times(|| {
             (nats.port, nats.monitor) = (free_port(), free_port());
@@ -53,8 +66,9 @@ impl Nats {
     ///
     /// When it doesn't start.
     pub fn resume(&self) -> Result<(), String> {
+        fs::write(self.service.folder().join("nats.conf"), &self.config).map_err(|error| error.to_string())?;
         let mut nats = command(&self.program, false);
-        nats.args(["-js", "-sd", "data", "-a", "127.0.0.1"]);
+        nats.args(["-c", "nats.conf", "-js", "-sd", "data", "-a", "127.0.0.1"]);
         nats.args(["-p", &self.port.to_string(), "-m", &self.monitor.to_string()]);
         // Its streams may still be recovering when it takes connections.
         self.service
@@ -96,6 +110,12 @@ impl Nats {
     #[must_use]
     pub const fn monitor_port(&self) -> u16 {
         self.monitor
+    }
+
+    /// Where its data and its log are.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.service.folder()
     }
 
     /// Its URL.

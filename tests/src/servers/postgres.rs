@@ -1,7 +1,8 @@
 //! PostgreSQL 17 as a child process.
 
 use std::{
-    fs,
+    fs, io,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
@@ -10,7 +11,8 @@ use std::{
 use rustix::process::Signal;
 
 use super::{
-    child::data_folder, command, download::downloaded, free_port, is_root, run, service::Service, up_to_three_times,
+    NOBODY, child::data_folder, command, download::downloaded, free_port, is_root, run, service::Service,
+    up_to_three_times,
 };
 
 const VERSION: &str = "17.7.0";
@@ -228,6 +230,27 @@ pub fn own(settings: &[&str]) -> Option<Postgres> {
         return None;
     }
     Some(Postgres::start_with(settings).unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Makes a folder and its files the server's own, and nobody else's: it refuses a key that others can read.
+///
+/// # Errors
+///
+/// When that isn't allowed.
+pub fn give(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        give_one(&path)?;
+    }
+    give_one(folder)
+}
+
+fn give_one(path: &Path) -> io::Result<()> {
+    if is_root() {
+        std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY))?;
+    }
+    Ok(())
 }
 
 /// Where the programs are, downloaded with Maven at first use.

@@ -1,4 +1,4 @@
-//! A TCP proxy before a PostgreSQL server that cuts connections when it is told to, and counts round trips.
+//! A TCP proxy before a server that cuts connections when it is told to, and counts the round trips to PostgreSQL.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -71,6 +71,12 @@ impl Proxy {
         Self { port, state, acceptor }
     }
 
+    /// Its port.
+    #[must_use]
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+
     /// A URL of the server, through the proxy instead.
     #[must_use]
     pub fn url(&self, url: &str) -> String {
@@ -104,7 +110,7 @@ impl Proxy {
         self.state.rules_used.load(Ordering::SeqCst)
     }
 
-    /// How often the server has said that it is ready for the next request.
+    /// How often a PostgreSQL server has said that it is ready for the next request.
     #[must_use]
     pub fn round_trips(&self) -> u64 {
         self.state.round_trips.load(Ordering::SeqCst)

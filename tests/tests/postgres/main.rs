@@ -1,5 +1,6 @@
 //! What PostgreSQL alone can do to a transaction, a session or a program, and what is seen of it.
 
+mod ahead;
 mod campaign;
 mod claims;
 mod commit;
@@ -10,6 +11,7 @@ mod pooler;
 mod seal;
 mod sessions;
 mod start;
+mod tls;
 
 use inbox_runtime::{Outcome, sqlx::PgPool};
 use inbox_tests::{

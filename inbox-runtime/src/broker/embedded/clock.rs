@@ -1,7 +1,10 @@
-//! The broker's clock: the system's, in milliseconds, which a test can put forward and back.
+//! The broker's clock: the system's, in milliseconds, which a test can stop and put forward and back.
 
 use std::{
-    sync::atomic::{AtomicI64, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicI64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -9,22 +12,33 @@ use std::{
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     offset: AtomicI64,
+    /// Where it was stopped; from then on only [`shift`](Self::shift) moves it.
+    stopped: OnceLock<i64>,
 }
 
 impl Clock {
     /// Milliseconds since 1970.
     pub(super) fn now(&self) -> i64 {
-        let system = match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
-            Ok(since) => millis(since),
-            Err(before) => -millis(before.duration()),
-        };
-        system.saturating_add(self.offset.load(Ordering::Relaxed))
+        let time = self.stopped.get().copied().unwrap_or_else(system);
+        time.saturating_add(self.offset.load(Ordering::Relaxed))
+    }
+
+    #[cfg(feature = "testing")]
+    pub(super) fn stop(&self) {
+        self.stopped.get_or_init(system);
     }
 
     pub(super) fn shift(&self, millis: i64) {
         let shifted = |offset: i64| Some(offset.saturating_add(millis));
         // The closure never refuses, so there is no error.
         let _ = self.offset.fetch_update(Ordering::Relaxed, Ordering::Relaxed, shifted);
+    }
+}
+
+fn system() -> i64 {
+    match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => millis(since),
+        Err(before) => -millis(before.duration()),
     }
 }
 

@@ -35,14 +35,19 @@ mod info;
 mod link;
 mod source;
 mod take;
+#[cfg(feature = "testing")]
+mod trace;
 
+#[cfg(feature = "testing")]
+pub(crate) use self::trace::{Stage, Traced};
 pub use self::{ack::EmbeddedLease, info::ConsumerInfo, source::EmbeddedSource};
 
 /// A message broker that needs no server: it lives in a SQLite file of its own, or in memory.
 ///
 /// It behaves like a JetStream pull consumer, so that a handler that was developed on it moves unchanged: each (group,
 /// subject) is a durable consumer; a delivery is leased for the ack-wait and comes again when it isn't acknowledged by
-/// then, or when it is given back and its delay is over; what failed comes before what is new. Several programs may share
+/// then, or when it is given back and its delay is over; what failed comes before what is new, and an ordered subscription
+/// waits for it. Several programs may share
 /// a file; they share the work of a group. It is meant for tests, first steps and services on one machine: SQLite has one
 /// writer at a time, and the file must not lie on a network file system. Messages are kept for good.
 ///
@@ -276,7 +281,11 @@ impl Broker for Embedded {
         let opened = self.durables(&subscriptions).await?;
         let source = |(subscription, opened): (Subscription, Opened)| {
             let Subscription {
-                group, subject, start, ..
+                group,
+                subject,
+                start,
+                ordered,
+                ..
             } = subscription;
             if opened.made {
                 let (start, position) = (start.as_str(), opened.position);
@@ -284,7 +293,11 @@ impl Broker for Embedded {
             } else {
                 tracing::debug!(group, subject, position = opened.position, "a durable consumer goes on");
             }
-            let durable = Durable { id: opened.id, subject };
+            let durable = Durable {
+                id: opened.id,
+                subject,
+                ordered,
+            };
             EmbeddedSource::new(Arc::clone(&self.shared), durable, opened.ack_wait)
         };
         Ok(subscriptions.into_iter().zip(opened).map(source).collect())

@@ -20,6 +20,8 @@ use crate::{
 pub(super) struct Durable {
     pub(super) id: i64,
     pub(super) subject: String,
+    /// Whether a message is delivered only when the one before it is settled.
+    pub(super) ordered: bool,
 }
 
 /// A delivery that was leased.
@@ -42,6 +44,8 @@ struct State {
     last: Option<i64>,
     /// When the first pending delivery is due.
     visible_at: Option<i64>,
+    /// When the last pending delivery is due.
+    last_visible_at: Option<i64>,
     /// When the last pending delivery was taken.
     taken_at: Option<i64>,
 }
@@ -54,6 +58,7 @@ impl State {
              (SELECT min(seq) FROM messages WHERE seq > c.position) AS next, \
              (SELECT max(seq) FROM messages) AS last, \
              (SELECT min(visible_at) FROM pending WHERE consumer = c.id) AS visible_at, \
+             (SELECT max(visible_at) FROM pending WHERE consumer = c.id) AS last_visible_at, \
              (SELECT max(taken_at) FROM pending WHERE consumer = c.id) AS taken_at \
              FROM consumers c WHERE id = ?",
         )
@@ -66,6 +71,7 @@ impl State {
             next: row.try_get("next")?,
             last: row.try_get("last")?,
             visible_at: row.try_get("visible_at")?,
+            last_visible_at: row.try_get("last_visible_at")?,
             taken_at: row.try_get("taken_at")?,
         })
     }
@@ -85,8 +91,14 @@ impl State {
     }
 
     /// Whether there is something to take, or at least to look at.
-    fn is_ready(&self, now: i64) -> bool {
-        self.next.is_some() || self.has_due(now)
+    fn is_ready(&self, durable: &Durable, now: i64) -> bool {
+        !self.is_blocked(durable, now) && (self.next.is_some() || self.has_due(now))
+    }
+
+    /// Whether a delivery that is out keeps all others waiting.
+    fn is_blocked(&self, durable: &Durable, now: i64) -> bool {
+        let out = self.last_visible_at.is_some_and(|at| at > now) && self.taken_at.is_none_or(|at| at <= now);
+        durable.ordered && out
     }
 
     /// Whether a pending delivery is due. One that was taken in the future is: the clock was put back, and its own time
@@ -119,13 +131,13 @@ pub(super) async fn take(
     let max = i64::try_from(max).unwrap_or(i64::MAX);
     if !expected {
         let state = look(&shared, &durable).await?;
-        if !state.is_ready(shared.clock.now()) {
+        if !state.is_ready(&durable, shared.clock.now()) {
             return Ok(state.found(Vec::new(), shared.clock.now()));
         }
     }
     loop {
         let (taken, state) = take_once(&shared, &durable, max).await?;
-        if !taken.is_empty() || state.next.is_none() {
+        if !taken.is_empty() || state.next.is_none() || state.is_blocked(&durable, shared.clock.now()) {
             return Ok(state.found(taken, shared.clock.now()));
         }
     }
@@ -146,6 +158,10 @@ async fn take_once(shared: &Shared, durable: &Durable, max: i64) -> Result<(Vec<
         // Behind the lock: waiting for it may have taken a while.
         let now = shared.clock.now();
         let state = State::read(&mut tx, durable).await?;
+        if state.is_blocked(durable, now) {
+            return Ok((Vec::new(), state));
+        }
+        let max = if durable.ordered { 1 } else { max };
         let mut lease = Lease {
             connection: &mut tx,
             durable,
@@ -264,27 +280,31 @@ impl Lease<'_> {
     }
 
     fn taken(&self, row: &SqliteRow) -> Result<Taken, sqlx::Error> {
-        let seq: i64 = row.try_get("seq")?;
-        let count: i64 = row.try_get("delivery_count")?;
-        let headers: &[u8] = row.try_get("headers")?;
-        let payload: Option<Vec<u8>> = row.try_get("payload")?;
-        let subject: String = row.try_get("subject")?;
-        let mut delivery = Delivery::new(subject, position(self.instance, seq));
-        delivery.headers = serde_json::from_slice(headers).map_err(|error| sqlx::Error::ColumnDecode {
-            index: "headers".to_owned(),
-            source: Box::new(error),
-        })?;
-        delivery.payload = payload.map(Bytes::from);
-        delivery.delivery_count = u64::try_from(count).ok();
-        delivery.redelivered = count > 1;
-        delivery.published_at = clock::time(row.try_get("published_at")?);
         Ok(Taken {
-            delivery,
-            seq,
-            count,
+            delivery: delivery(self.instance, row)?,
+            seq: row.try_get("seq")?,
+            count: row.try_get("delivery_count")?,
             at: self.now,
         })
     }
+}
+
+/// The delivery in a row with the columns of a message and `delivery_count`.
+pub(super) fn delivery(instance: &str, row: &SqliteRow) -> Result<Delivery, sqlx::Error> {
+    let count: i64 = row.try_get("delivery_count")?;
+    let headers: &[u8] = row.try_get("headers")?;
+    let payload: Option<Vec<u8>> = row.try_get("payload")?;
+    let subject: String = row.try_get("subject")?;
+    let mut delivery = Delivery::new(subject, position(instance, row.try_get("seq")?));
+    delivery.headers = serde_json::from_slice(headers).map_err(|error| sqlx::Error::ColumnDecode {
+        index: "headers".to_owned(),
+        source: Box::new(error),
+    })?;
+    delivery.payload = payload.map(Bytes::from);
+    delivery.delivery_count = u64::try_from(count).ok();
+    delivery.redelivered = count > 1;
+    delivery.published_at = clock::time(row.try_get("published_at")?);
+    Ok(delivery)
 }
 
 /// The name of a stored message.

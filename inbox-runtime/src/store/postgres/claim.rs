@@ -1,63 +1,83 @@
 //! The session of a worker on PostgreSQL: begin, claim, seal, commit.
 //!
-//! Three round trips carry a message when another one follows it: the claim, the handler's statement, and one simple query
-//! that seals, commits and begins anew.
+//! When one message follows another, the handler's statement and one simple query carry it: that seals, commits, begins anew
+//! and claims the message that follows (`ahead`).
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres, Row, pool::PoolConnection, postgres::PgRow};
+use sqlx::{PgConnection, Postgres, Row, pool::PoolConnection};
 
-use super::{PostgresStore, begin_pooled, classify, code, is_definite, trouble, unavailable};
+use super::{
+    PostgresStore,
+    ahead::Ahead,
+    begin_pooled, classify, code, is_definite,
+    seal::{ENDED, UNPREPARED},
+    statements::{CLOSE_WAIT, First, Inserted, cancel, first, within},
+    trouble, unavailable,
+};
 use crate::{
     failpoint::failpoint,
-    store::{AbandonError, Claim, Claimed, FaultClass, Fingerprint, FinishError, Session, StoreError, transaction},
+    store::{AbandonError, Claim, Claimed, FaultClass, FinishError, Following, Session, StoreError, transaction},
 };
 
 /// How long a rollback may wait for a statement that a dropped handler left running before that is cancelled.
 const ROLLBACK_WAIT: Duration = Duration::from_secs(1);
-/// How long closing a connection, or cancelling what runs on it, may take: the server may be gone.
-const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// How often a worker that always has a next message looks whether the server was set to read only.
 const LOOK: Duration = Duration::from_secs(5);
+/// After how many duplicates in a row the next message is taken to be one too.
+const STREAK: u32 = 2;
 /// How long a transaction in which nothing was written may be kept for the next message: its `now()` stands still.
 const KEEP: Duration = Duration::from_millis(50);
 
 /// A worker's hold on the database: one connection, and the transaction that is open on it.
 #[derive(Debug)]
 pub struct PostgresSession {
-    store: PostgresStore,
+    pub(super) store: PostgresStore,
     /// `None` when it was closed; the next transaction opens another.
-    conn: Option<PoolConnection<Postgres>>,
-    pid: i32,
-    opened: Instant,
+    pub(super) conn: Option<PoolConnection<Postgres>>,
+    pub(super) pid: i32,
+    pub(super) opened: Instant,
     /// When it was last seen that the server wants writes.
-    looked: Instant,
+    pub(super) looked: Instant,
+    /// Whether the statements are prepared that are run by name: the seal, and the claim ahead.
+    pub(super) named: Named,
+    /// The bound on lock waits of the handler's own statements, as the server writes it.
+    pub(super) lock_timeout: String,
+    /// How many messages in a row were duplicates.
+    pub(super) duplicates: u32,
     /// Whether a statement sees what was committed after its transaction began.
-    read_committed: bool,
-    open: Option<Open>,
+    pub(super) read_committed: bool,
+    pub(super) open: Option<Open>,
+}
+
+/// What the connection has prepared under names of ours.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Named {
+    pub(super) seal: bool,
+    pub(super) claim: bool,
 }
 
 /// An open transaction.
 #[derive(Debug)]
-struct Open {
-    since: Instant,
+pub(super) struct Open {
+    pub(super) since: Instant,
     /// Its id, in digits, once it has one.
-    xid: Option<String>,
+    pub(super) xid: Option<String>,
+    /// What it has claimed before anybody asked for it.
+    pub(super) ahead: Option<Ahead>,
 }
 
 impl Open {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             since: Instant::now(),
             xid: None,
+            ahead: None,
         }
     }
-}
-
-/// What the first statement of a transaction says.
-pub(super) struct Inserted {
-    pub(super) claimed: Claimed,
-    xid: Option<String>,
 }
 
 /// A session that isn't released leaves a connection on which writing is forbidden, and perhaps a transaction.
@@ -78,6 +98,9 @@ impl PostgresSession {
             pid: 0,
             opened: Instant::now(),
             looked: Instant::now(),
+            named: Named::default(),
+            duplicates: 0,
+            lock_timeout: String::new(),
             read_committed: false,
             open: None,
         };
@@ -92,10 +115,15 @@ impl PostgresSession {
     /// One simple query, which a transaction pooler can't tear apart.
     async fn prepare(&mut self) -> Result<(), StoreError> {
         let mut sql = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation'), \
-                       current_setting('default_transaction_read_only')"
+                       current_setting('default_transaction_read_only'), \
+                       (SELECT setting FROM pg_settings WHERE name = 'lock_timeout')"
             .to_owned();
         if !self.pooled() {
             sql.push_str("; SET default_transaction_read_only = on");
+        }
+        let seal = !self.store.plain.load(Ordering::Relaxed);
+        if seal {
+            sql.push_str("; PREPARE inbox_seal (xid8) AS SELECT 1/(pg_current_xact_id() = $1)::int");
         }
         let asked = async {
             let row = first(self.live()?, sql).await?;
@@ -103,10 +131,14 @@ impl PostgresSession {
                 row.try_get(0)?,
                 row.try_get::<String, _>(1)?,
                 row.try_get::<String, _>(2)?,
+                row.try_get::<String, _>(3)?,
             ))
         };
-        let (pid, isolation, read_only) = asked.await.map_err(trouble)?;
+        let (pid, isolation, read_only, lock_timeout) = asked.await.map_err(trouble)?;
         self.pid = pid;
+        self.named.seal = seal;
+        // In milliseconds.
+        self.lock_timeout = lock_timeout;
         self.read_committed = isolation == "read committed";
         refuse_read_only(&read_only)
     }
@@ -165,7 +197,7 @@ impl PostgresSession {
         self.store.settings.transaction_pooler
     }
 
-    fn live(&mut self) -> sqlx::Result<&mut PoolConnection<Postgres>> {
+    pub(super) fn live(&mut self) -> sqlx::Result<&mut PoolConnection<Postgres>> {
         self.conn.as_mut().ok_or(sqlx::Error::PoolClosed)
     }
 
@@ -179,7 +211,7 @@ impl PostgresSession {
 
     /// After an error of the server's in one of our own statements: the connection can go on after a rollback, unless
     /// its prepared statements are out of date or nothing is certain any more.
-    async fn recover(&mut self, error: &sqlx::Error) {
+    pub(super) async fn recover(&mut self, error: &sqlx::Error) {
         let again = code(error).is_some_and(|code| classify(&code) != FaultClass::Stale);
         if !again || !is_definite(error) || self.rollback().await.is_err() {
             self.close().await;
@@ -187,7 +219,7 @@ impl PostgresSession {
     }
 
     /// Rolls back everything that is open.
-    async fn rollback(&mut self) -> sqlx::Result<()> {
+    pub(super) async fn rollback(&mut self) -> sqlx::Result<()> {
         let conn = self.live()?;
         while transaction::depth::<Postgres>(conn) > 0 {
             transaction::rollback::<Postgres>(conn).await?;
@@ -205,11 +237,31 @@ impl PostgresSession {
             .is_some_and(|max| self.opened.elapsed() > max)
     }
 
+    /// Opens a transaction, unless there is one, and claims in it.
+    async fn begin_and_claim(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
+        self.ready().await?;
+        failpoint!("after_begin");
+        let inserted = self.first_statement(claim).await?;
+        self.duplicates = match inserted.claimed {
+            Claimed::Fresh => 0,
+            Claimed::Duplicate(_) => self.duplicates.saturating_add(1),
+        };
+        if let Some(open) = &mut self.open {
+            open.xid = inserted.xid;
+        }
+        Ok(inserted.claimed)
+    }
+
     /// The claim, or at least the transaction's id, within `lock_wait`.
     async fn first_statement(&mut self, claim: Option<&Claim<'_>>) -> Result<Inserted, StoreError> {
         let (pool, pid, lock_wait) = (self.store.pool.clone(), self.pid, self.store.settings.lock_wait);
+        let first = match claim {
+            None => First::Number,
+            Some(claim) if self.duplicates >= STREAK => First::LookAndClaim(claim),
+            Some(claim) => First::Claim(claim),
+        };
         let conn = self.live().map_err(unavailable)?;
-        match within(lock_wait, conn, claim, || cancel(&pool, pid)).await {
+        match within(lock_wait, conn, first, || cancel(&pool, pid)).await {
             Some(Ok(inserted)) => Ok(inserted),
             Some(Err(error)) => {
                 self.recover(&error).await;
@@ -223,56 +275,8 @@ impl PostgresSession {
             }
         }
     }
-
-    /// Proves that the transaction is alive and ours, and runs `then` only if it is, in one round trip.
-    async fn seal(&mut self, then: &str) -> sqlx::Result<()> {
-        // Our own digits are the only thing that is put into the text.
-        let xid = self.open.as_ref().and_then(|open| open.xid.as_deref()).unwrap_or("0");
-        let sql = format!("SELECT 1/(pg_current_xact_id() = '{xid}'::xid8)::int{then}");
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut **self.live()?).await?;
-        Ok(())
-    }
-
-    /// Seals and commits. With `chain` the next transaction begins in the same round trip.
-    async fn commit(&mut self, chain: bool) -> sqlx::Result<()> {
-        if chain {
-            self.seal("; COMMIT AND CHAIN").await?;
-            self.open = Some(Open::new());
-            return Ok(());
-        }
-        self.seal("").await?;
-        transaction::commit::<Postgres>(self.live()?).await?;
-        self.open = None;
-        Ok(())
-    }
-
-    /// After the handler's failure: whether the transaction was still ours tells the seal, and where that can't be asked
-    /// because a statement failed, the server's record of what became of it.
-    async fn roll_back_sealed(&mut self) -> Result<(), AbandonError> {
-        match self.seal("").await {
-            Ok(()) => return self.rollback().await.map_err(AbandonError::Lost),
-            Err(error) => match code(&error).as_deref() {
-                Some("25P02") => {}
-                Some("22012") => return Err(AbandonError::Broken(ENDED.to_owned())),
-                _ => return Err(AbandonError::Lost(error)),
-            },
-        }
-        let xid = self.open.as_ref().and_then(|open| open.xid.clone());
-        self.rollback().await.map_err(AbandonError::Lost)?;
-        let asked = async {
-            let sql = format!("SELECT pg_xact_status('{}'::xid8)", xid.as_deref().unwrap_or("0"));
-            first(self.live()?, sql).await?.try_get::<Option<String>, _>(0)
-        };
-        let status = asked.await.map_err(AbandonError::Lost)?;
-        if status.as_deref() == Some("committed") {
-            return Err(AbandonError::Broken(ENDED.to_owned()));
-        }
-        Ok(())
-    }
 }
 
-const ENDED: &str = "the handler ended the transaction that it was lent (COMMIT, ROLLBACK, or a `begin()` that was dropped \
-                     before it was done)";
 const SWALLOWED: &str = "a statement of the handler failed and its error was ignored, after which PostgreSQL commits \
                          nothing; return the error, or run the statement in a nested transaction";
 const NESTED: &str = "the handler left a nested transaction open; commit it, roll it back or let it drop";
@@ -288,16 +292,23 @@ impl Session for PostgresSession {
     }
 
     async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
-        self.ready().await?;
-        failpoint!("after_begin");
-        let inserted = self.first_statement(claim).await?;
-        if let Some(open) = &mut self.open {
-            open.xid = inserted.xid;
-        }
+        let claimed = match self.open.as_mut().and_then(|open| open.ahead.take()) {
+            Some(ahead) if ahead.is(claim) => {
+                failpoint!("after_begin");
+                Claimed::Fresh
+            }
+            ahead => {
+                if ahead.is_some() {
+                    // It holds the claim of a message that was taken out of this worker's hands.
+                    self.rollback().await.map_err(trouble)?;
+                }
+                self.begin_and_claim(claim).await?
+            }
+        };
         if claim.is_some() {
             failpoint!("after_claim");
         }
-        Ok(inserted.claimed)
+        Ok(claimed)
     }
 
     fn conn(&mut self) -> &mut PgConnection {
@@ -307,15 +318,19 @@ impl Session for PostgresSession {
         }
     }
 
-    async fn finish(&mut self, next: bool) -> Result<(), FinishError> {
+    async fn finish(&mut self, following: Following<'_>) -> Result<(), FinishError> {
         if transaction::depth::<Postgres>(self.live().map_err(FinishError::Unknown)?) > 1 {
             self.close().await;
             return Err(FinishError::Broken(NESTED.to_owned()));
         }
         failpoint!("before_commit");
         let old = self.is_old();
-        let chain = next && !old && !self.pooled() && self.looked.elapsed() < LOOK;
-        let error = match self.commit(chain).await {
+        let following = match following {
+            _ if old || self.pooled() || self.looked.elapsed() >= LOOK => Following::Nothing,
+            Following::Claim(_) if !self.named.seal => Following::Message,
+            following => following,
+        };
+        let error = match self.commit(following).await {
             Ok(()) => {
                 if old {
                     self.close().await;
@@ -334,6 +349,9 @@ impl Session for PostgresSession {
                 Err(FinishError::Broken(ENDED.to_owned()))
             }
             (Some(sqlstate), true) => {
+                if sqlstate == UNPREPARED {
+                    self.do_without_names();
+                }
                 let class = classify(sqlstate);
                 self.recover(&error).await;
                 match class {
@@ -385,12 +403,17 @@ impl Session for PostgresSession {
     async fn release(mut self) {
         let clean = async {
             self.rollback().await?;
-            if !self.pooled() {
-                sqlx::raw_sql("RESET default_transaction_read_only")
-                    .execute(&mut **self.live()?)
-                    .await?;
+            if self.pooled() {
+                return Ok(());
             }
-            Ok::<_, sqlx::Error>(())
+            let mut sql = "RESET default_transaction_read_only".to_owned();
+            if self.named.seal {
+                sql.push_str("; DEALLOCATE inbox_seal");
+            }
+            if self.named.claim {
+                sql.push_str("; DEALLOCATE inbox_claim");
+            }
+            self.run(sql).await
         };
         let clean = tokio::time::timeout(CLOSE_WAIT, clean)
             .await
@@ -402,85 +425,6 @@ impl Session for PostgresSession {
             None => {}
         }
     }
-}
-
-/// Runs the first statement of a transaction. When it has no answer within `wait`, it is cancelled, and there is none.
-async fn within<F: Future<Output = ()>>(
-    wait: Duration,
-    conn: &mut PgConnection,
-    claim: Option<&Claim<'_>>,
-    cancel: impl FnOnce() -> F,
-) -> Option<sqlx::Result<Inserted>> {
-    let mut statement = std::pin::pin!(async {
-        match claim {
-            Some(claim) => insert(conn, claim).await,
-            None => number(conn).await,
-        }
-    });
-    if let Ok(answer) = tokio::time::timeout(wait, statement.as_mut()).await {
-        return Some(answer);
-    }
-    cancel().await;
-    let _ = tokio::time::timeout(CLOSE_WAIT, statement).await;
-    None
-}
-
-/// Inserts the inbox row, or says whose row is there: one statement for both, in which the second part is asked only if
-/// the first inserted nothing.
-pub(super) async fn insert(conn: &mut PgConnection, claim: &Claim<'_>) -> sqlx::Result<Inserted> {
-    loop {
-        let (xid, kept): (Option<String>, Option<i64>) = sqlx::query_as(
-            "WITH claim AS (INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ($1, $2, $3) \
-             ON CONFLICT (consumer_group, message_id) DO NOTHING RETURNING pg_current_xact_id()::text AS xid) \
-             SELECT (SELECT xid FROM claim), CASE WHEN EXISTS (SELECT FROM claim) THEN NULL ELSE \
-             (SELECT fingerprint FROM inbox_events WHERE consumer_group = $1 AND message_id = $2) END",
-        )
-        .bind(claim.group)
-        .bind(claim.message_id)
-        .bind(claim.fingerprint.to_i64())
-        .fetch_one(&mut *conn)
-        .await?;
-        let claimed = match (&xid, kept) {
-            (Some(_), _) => Claimed::Fresh,
-            (None, Some(kept)) => Claimed::Duplicate(Fingerprint::from_i64(kept)),
-            // It was committed while the statement waited for it, so that only the next statement sees it; or it was
-            // deleted since, and makes room for ours.
-            (None, None) => continue,
-        };
-        return Ok(Inserted { claimed, xid });
-    }
-}
-
-/// The transaction's id, for a message that isn't claimed.
-async fn number(conn: &mut PgConnection) -> sqlx::Result<Inserted> {
-    let xid = sqlx::query_scalar("SELECT pg_current_xact_id()::text")
-        .fetch_one(conn)
-        .await?;
-    Ok(Inserted {
-        claimed: Claimed::Fresh,
-        xid: Some(xid),
-    })
-}
-
-/// Cancels what runs on a connection, through another one that no pool can withhold.
-async fn cancel(pool: &PgPool, pid: i32) {
-    let cancel = async {
-        let mut conn = PgConnection::connect_with(&pool.connect_options()).await?;
-        first(&mut conn, format!("SELECT pg_cancel_backend({pid})")).await?;
-        conn.close().await
-    };
-    match tokio::time::timeout(CLOSE_WAIT, cancel).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "a statement could not be cancelled"),
-        Err(_) => tracing::debug!("a statement could not be cancelled in time"),
-    }
-}
-
-/// The first row of a simple query, whose text has nothing in it that isn't ours. Outside of a transaction it is the only
-/// kind that a transaction pooler doesn't spread over several connections.
-async fn first(conn: &mut PgConnection, sql: String) -> sqlx::Result<PgRow> {
-    let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await?;
-    rows.into_iter().next().ok_or(sqlx::Error::RowNotFound)
 }
 
 fn refuse_read_only(setting: &str) -> Result<(), StoreError> {

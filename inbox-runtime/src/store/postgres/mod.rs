@@ -1,6 +1,9 @@
 //! PostgreSQL: a worker keeps its connection while it has messages, and proves each transaction before it commits.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use sqlx::{
     Connection, PgConnection, PgPool, Postgres, Row,
@@ -9,9 +12,12 @@ use sqlx::{
     postgres::{PgConnectOptions, PgDatabaseError, PgPoolOptions, PgSeverity},
 };
 
+mod ahead;
 mod claim;
 mod migrate;
 mod records;
+mod seal;
+mod statements;
 
 pub use claim::PostgresSession;
 
@@ -32,9 +38,17 @@ impl InboxConnection for PgConnection {
 pub struct PostgresStore {
     pool: PgPool,
     settings: StoreSettings,
+    /// A handler deallocates prepared statements, ours among them: do without.
+    plain: Arc<AtomicBool>,
 }
 
 impl PostgresStore {
+    fn new(pool: PgPool, settings: StoreSettings) -> Self {
+        // Behind a transaction pooler a prepared statement is not there in the next transaction.
+        let plain = Arc::new(AtomicBool::new(settings.transaction_pooler));
+        Self { pool, settings, plain }
+    }
+
     async fn writer(&self) -> Result<Writer, StoreError> {
         Ok(Writer {
             conn: self.pool.acquire().await.map_err(unavailable)?,
@@ -148,7 +162,7 @@ impl Store for PostgresStore {
             .connect_with(options)
             .await
             .map_err(|error| ConnectError::Unavailable(Box::new(error)))?;
-        Ok(Self { pool, settings })
+        Ok(Self::new(pool, settings))
     }
 
     async fn session(&self) -> Result<PostgresSession, StoreError> {
@@ -167,7 +181,7 @@ impl Store for PostgresStore {
         if transaction::depth::<Postgres>(conn) == 0 {
             return Err(ClaimError::NoTransaction);
         }
-        Ok(claim::insert(conn, claim).await?.claimed)
+        Ok(statements::insert(conn, claim).await?.claimed)
     }
 
     fn classify(&self, fault: &DatabaseFaultRef<'_>) -> FaultClass {
@@ -183,7 +197,7 @@ impl IntoStore for PgPool {
     type Store = PostgresStore;
 
     fn into_store(self, settings: StoreSettings) -> PostgresStore {
-        PostgresStore { pool: self, settings }
+        PostgresStore::new(self, settings)
     }
 }
 

@@ -7,7 +7,7 @@ use sqlx::{Connection, Row, Sqlite, SqliteConnection};
 use super::{SqliteStore, Turn, Writer, guard::Guard, primary_code, trouble, unavailable};
 use crate::{
     failpoint::failpoint,
-    store::{AbandonError, Claim, Claimed, Fingerprint, FinishError, Session, StoreError, transaction},
+    store::{AbandonError, Claim, Claimed, Fingerprint, FinishError, Following, Session, StoreError, transaction},
 };
 
 /// How long a rollback may wait for a statement that a dropped handler left running.
@@ -134,7 +134,7 @@ impl Session for SqliteSession {
         }
     }
 
-    async fn finish(&mut self, _next: bool) -> Result<(), FinishError> {
+    async fn finish(&mut self, _following: Following<'_>) -> Result<(), FinishError> {
         let mut open = self.take_open().map_err(FinishError::Unknown)?;
         open.seal().await?;
         failpoint!("before_commit");

@@ -7,23 +7,26 @@
 //! Both run in turn, several rounds each, on the server of `DATABASE_URL`; the medians are compared, since single rounds
 //! swing. The messages come from memory, so that what is measured is ours and the database's. `INBOX_BENCH_ROUNDS` (5) and
 //! `INBOX_BENCH_SECONDS` (3, of one round) make it longer or shorter.
+//!
+//! With `--features postgres,nats` and the server `nats` besides, the same handlers also take their messages from a
+//! JetStream stream on the disk, from the first request to the last acknowledgement: `nats-postgres`.
 
-use std::{
-    process::Command,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use inbox_runtime::{
-    Broker, BrokerError, Bytes, Delivery, Inbox, Json, Lease, Message, Outcome, Published, Source, Subscription,
-    inbox_handler,
+    Broker, Inbox, InboxHandle, Json, Outcome, inbox_handler,
     sqlx::{self, Executor, PgConnection, PgPool, postgres::PgPoolOptions},
 };
 
 use inbox_tests::servers::Proxy;
+
+mod feed;
+#[cfg(feature = "nats")]
+mod nats;
+mod pgbench;
+
+use feed::Feed;
+use pgbench::{SCRIPT, pgbench};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -58,150 +61,67 @@ handler!(plain_1, 1, group = "plain-1", ack = "at_least_once");
 handler!(plain_4, 4, group = "plain-4", ack = "at_least_once");
 handler!(plain_16, 16, group = "plain-16", ack = "at_least_once");
 
-/// Makes messages as fast as they are asked for, until it is told to stop. Ids repeat after `distinct`.
-#[derive(Clone)]
-struct Feed(Arc<Tap>);
+/// A broker from which messages take the whole way into the database.
+#[cfg(feature = "nats")]
+trait Way: Sized {
+    const NAME: &'static str;
+    type Broker: Broker;
 
-struct Tap {
-    next: AtomicU64,
-    distinct: u64,
-    open: AtomicBool,
+    /// A broker with so many messages on it and nothing else, if there is a server.
+    async fn filled(count: u64) -> Result<Option<Self::Broker>, Error>;
 }
 
-impl Feed {
-    fn new(first: u64, distinct: u64) -> Self {
-        Self(Arc::new(Tap {
-            next: AtomicU64::new(first),
-            distinct,
-            open: AtomicBool::new(true),
-        }))
-    }
-
-    fn close(&self) {
-        self.0.open.store(false, Ordering::Relaxed);
-    }
-
-    fn delivery(&self) -> Delivery {
-        let number = self.0.next.fetch_add(1, Ordering::Relaxed) % self.0.distinct;
-        let mut delivery = Delivery::new("order.created", number.to_string());
-        delivery.headers.append("message_id", format!("evt-{number}"));
-        delivery.payload = Some(Bytes::from(format!(r#"{{"order_id":{number},"amount_cents":100}}"#)));
-        delivery
-    }
-}
-
-struct Done;
-
-impl Lease for Done {
-    async fn ack(&self) -> Result<(), BrokerError> {
-        Ok(())
-    }
-
-    async fn ack_confirmed(&self) -> Result<(), BrokerError> {
-        Ok(())
-    }
-
-    async fn nak(&self, _delay: Duration) -> Result<(), BrokerError> {
-        Ok(())
-    }
-
-    async fn progress(&self) -> Result<(), BrokerError> {
-        Ok(())
-    }
-}
-
-impl Source for Feed {
-    type Lease = Done;
-
-    async fn pull(&mut self, max: usize, wait: Duration) -> Result<Vec<(Delivery, Done)>, BrokerError> {
-        if self.0.open.load(Ordering::Relaxed) {
-            return Ok((0..max).map(|_| (self.delivery(), Done)).collect());
-        }
-        tokio::time::sleep(wait).await;
-        Ok(Vec::new())
-    }
-
-    fn ack_wait(&self) -> Duration {
-        Duration::from_secs(30)
-    }
-}
-
-impl Broker for Feed {
-    type Source = Self;
-
-    async fn describe(&self) -> Result<String, BrokerError> {
-        Ok("memory".to_owned())
-    }
-
-    async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self>, BrokerError> {
-        Ok(subscriptions.iter().map(|_| self.clone()).collect())
-    }
-
-    async fn publish(&self, _message: Message) -> Result<Published, BrokerError> {
-        Err(BrokerError::Invalid("nothing is published in the bench".to_owned()))
-    }
-}
-
-/// Messages a second of one group with that outcome.
-async fn ours(pool: &PgPool, group: &str, feed: Feed, time: Duration, outcome: Outcome) -> Result<f64, Error> {
-    let inbox = Inbox::builder()
-        .store(pool.clone())
-        .broker(feed.clone())
-        .groups([group])
-        .build()
-        .await?;
+/// Messages a second of one group with that outcome, from a broker that never runs dry.
+async fn measure(
+    pool: &PgPool,
+    group: &str,
+    broker: impl Broker,
+    time: Duration,
+    outcome: Outcome,
+    stop: impl FnOnce(&InboxHandle),
+) -> Result<f64, Error> {
+    let builder = Inbox::builder().store(pool.clone()).broker(broker).groups([group]);
+    let inbox = builder.build().await?;
     let start = Instant::now();
     let inbox = inbox.spawn();
     tokio::time::sleep(time).await;
-    feed.close();
-    inbox.stop();
-    let report = inbox.join().await?;
+    let counted = inbox.report().count(outcome);
     let elapsed = start.elapsed();
-    if report.count(outcome) == 0 || report.failed + report.deferred + report.dead_lettered > 0 {
+    stop(&inbox);
+    let report = inbox.join().await?;
+    if counted == 0 || report.failed + report.deferred + report.dead_lettered > 0 {
         return Err(format!("not a clean run: {report}").into());
     }
     #[expect(clippy::cast_precision_loss, reason = "counts of messages are small")]
-    Ok(report.count(outcome) as f64 / elapsed.as_secs_f64())
+    Ok(counted as f64 / elapsed.as_secs_f64())
 }
 
-/// Transactions a second of pgbench.
-fn pgbench(url: &str, mode: &str, connections: u32, time: Duration, script: &std::path::Path) -> Result<f64, Error> {
-    let output = Command::new(std::env::var("PGBENCH").unwrap_or_else(|_| find_pgbench()))
-        .args([
-            "-n",
-            "-M",
-            mode,
-            "-c",
-            &connections.to_string(),
-            "-j",
-            &connections.min(2).to_string(),
-        ])
-        .args(["-T", &time.as_secs().max(1).to_string(), "-f"])
-        .arg(script)
-        .arg(url)
-        .output()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let rate = text
-        .lines()
-        .find_map(|line| line.strip_prefix("tps = ")?.split(' ').next()?.parse().ok());
-    rate.ok_or_else(|| format!("pgbench: {text}{}", String::from_utf8_lossy(&output.stderr)).into())
+/// The same from memory.
+async fn ours(pool: &PgPool, group: &str, feed: Feed, time: Duration, outcome: Outcome) -> Result<f64, Error> {
+    let tap = feed.clone();
+    measure(pool, group, feed, time, outcome, |inbox| {
+        tap.close();
+        inbox.stop();
+    })
+    .await
 }
 
-/// pgbench is on the path, or where Debian puts it.
-fn find_pgbench() -> String {
-    let debian = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
-    debian
-        .map(|version| version.path().join("bin/pgbench"))
-        .find(|path| path.exists())
-        .map_or_else(|| "pgbench".to_owned(), |path| path.display().to_string())
+/// The rates from a broker's server: exactly_once and at_least_once.
+#[cfg(feature = "nats")]
+async fn whole_way<W: Way>(pool: &PgPool, connections: u32, time: Duration) -> Result<Option<(f64, f64)>, Error> {
+    // More than can be handled in that time.
+    let count = 15_000 * time.as_secs().max(1);
+    let mut rates = Vec::new();
+    for group in ["once", "plain"] {
+        pool.execute("TRUNCATE inbox_events, invoices").await?;
+        let Some(broker) = W::filled(count).await? else {
+            return Ok(None);
+        };
+        let group = format!("{group}-{connections}");
+        rates.push(measure(pool, &group, broker, time, Outcome::Processed, InboxHandle::stop).await?);
+    }
+    Ok(Some((rates[0], rates[1])))
 }
-
-const SCRIPT: &str = r"\set id random(1, 9000000000000000000)
-BEGIN;
-INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ('pgbench', 'evt-' || :id, 1) ON CONFLICT (consumer_group, message_id) DO NOTHING;
-INSERT INTO invoices (order_id, amount_cents) VALUES (:id, 100);
-COMMIT;
-";
 
 /// The medians of one number of connections.
 #[derive(Default)]
@@ -211,12 +131,36 @@ struct Rates {
     fresh: Vec<f64>,
     duplicate: Vec<f64>,
     plain: Vec<f64>,
+    #[cfg(feature = "nats")]
+    nats: Vec<(f64, f64)>,
 }
 
 fn median(rates: &[f64]) -> f64 {
     let mut sorted = rates.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted[sorted.len() / 2]
+}
+
+/// What the rates of a broker's server come to.
+#[cfg(feature = "nats")]
+fn whole_way_ratios<W: Way>(connections: u32, rates: &[(f64, f64)], simple: f64) -> Vec<String> {
+    if rates.is_empty() {
+        return Vec::new();
+    }
+    let (fresh, plain): (Vec<_>, Vec<_>) = rates.iter().copied().unzip();
+    let (fresh, plain) = (median(&fresh), median(&plain));
+    println!(
+        "{connections:>2} connections, {}: exactly_once {fresh:.0}/s, at_least_once {plain:.0}/s",
+        W::NAME
+    );
+    vec![
+        format!("ratio {}-postgres/fresh/{connections} = {:.2}", W::NAME, fresh / simple),
+        format!(
+            "ratio {}-postgres/at_least_once/{connections} = {:.2}",
+            W::NAME,
+            plain / simple
+        ),
+    ]
 }
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -253,6 +197,10 @@ async fn round(
     rates
         .plain
         .push(ours(&pool, &group, Feed::new(0, u64::MAX), time, Outcome::Processed).await?);
+    #[cfg(feature = "nats")]
+    rates
+        .nats
+        .extend(whole_way::<nats::JetStream>(&pool, connections, time).await?);
     pool.execute("TRUNCATE inbox_events, invoices").await?;
     rates
         .prepared
@@ -333,6 +281,8 @@ async fn main() -> Result<(), Error> {
             "ratio postgres/at_least_once/{connections} = {:.2}",
             plain / simple
         ));
+        #[cfg(feature = "nats")]
+        ratios.extend(whole_way_ratios::<nats::JetStream>(connections, &rates.nats, simple));
     }
     let (fresh, duplicate, plain) = round_trips(&url, time).await?;
     println!(

@@ -1,0 +1,306 @@
+//! Where the servers are, how to log in there, and the fixed sizes and times.
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use async_nats::{AuthError, ConnectOptions, ServerAddr, rustls::ClientConfig};
+
+use super::tls;
+use crate::registry::Backoff;
+
+/// The longest name of a durable that the server takes, in bytes.
+pub(super) const MAX_DURABLE: usize = 255;
+/// How long one attempt to connect may take.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the server may take to answer.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long one pull request stays with the server; one whose end isn't heard of a second after that is taken for lost.
+pub(super) const PULL_EXPIRES: Duration = Duration::from_secs(2);
+/// How long after its end a pull request is taken for lost.
+pub(super) const PULL_GRACE: Duration = Duration::from_secs(1);
+/// How often the durable is looked at while all goes well: for its lag, and for what others did to it.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// The wait between two tries to open a source.
+pub(super) const OPEN_BACKOFF: Backoff = Backoff {
+    first: Duration::from_millis(100),
+    max: Duration::from_secs(3),
+};
+/// The wait before a connection is made anew. Never none: a message that cuts the connection whenever it is delivered must
+/// not become a storm.
+pub(super) const RECONNECT_BACKOFF: Backoff = Backoff {
+    first: Duration::from_millis(50),
+    max: Duration::from_secs(2),
+};
+/// How long a look at what is ready waits for a connection that is just being made anew.
+pub(super) const SHORT_WAIT: Duration = Duration::from_secs(1);
+
+/// How a program says who it is.
+#[derive(Clone, Default)]
+pub(super) enum Login {
+    #[default]
+    None,
+    Token(String),
+    Password(String, String),
+    /// A file with the seed.
+    Nkey(PathBuf),
+    Credentials(PathBuf),
+}
+
+/// A stream to make when it isn't there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NewStream {
+    pub(super) name: String,
+    pub(super) subjects: Vec<String>,
+}
+
+/// Everything that is known before the first connection.
+#[derive(Clone, Default)]
+pub(super) struct Settings {
+    /// Without user and password.
+    pub(super) servers: Vec<String>,
+    pub(super) login: Login,
+    pub(super) ca: Option<PathBuf>,
+    pub(super) client_cert: Option<(PathBuf, PathBuf)>,
+    pub(super) tls_first: bool,
+    pub(super) new_streams: Vec<NewStream>,
+    pub(super) tls: Option<ClientConfig>,
+}
+
+/// Without anything secret.
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("servers", &self.servers)
+            .finish_non_exhaustive()
+    }
+}
+
+const EXAMPLE: &str = "nats://127.0.0.1:4222, or nats://user:password@a:4222,b:4222?ca=/etc/ca.pem";
+
+impl Settings {
+    /// The settings of a URL. The error says what to write instead, and nothing of a password.
+    pub(super) fn parse(url: &str) -> Result<Self, String> {
+        let (scheme, rest) = url
+            .split_once("://")
+            .ok_or_else(|| format!("the URL of NATS has no `://`; write for example {EXAMPLE}"))?;
+        if !matches!(scheme, "nats" | "tls") {
+            return Err(format!(
+                "a URL of NATS begins with nats:// or tls://; write for example {EXAMPLE}"
+            ));
+        }
+        let (hosts, parameters) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut settings = Self::default();
+        for host in hosts.trim_end_matches('/').split(',') {
+            settings.add_host(scheme, host.trim())?;
+        }
+        for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            settings.set(name, &decoded(value)?)?;
+        }
+        Ok(settings)
+    }
+
+    fn add_host(&mut self, scheme: &str, host: &str) -> Result<(), String> {
+        let host = host
+            .strip_prefix("nats://")
+            .or(host.strip_prefix("tls://"))
+            .unwrap_or(host);
+        let host = match host.rsplit_once('@') {
+            None => host,
+            Some((login, host)) => {
+                self.login = match login.split_once(':') {
+                    Some((user, password)) => Login::Password(decoded(user)?, decoded(password)?),
+                    None => Login::Token(decoded(login)?),
+                };
+                host
+            }
+        };
+        let server = format!("{scheme}://{host}");
+        match server.parse::<ServerAddr>() {
+            Ok(address) if !address.host().is_empty() => {
+                self.servers.push(server);
+                Ok(())
+            }
+            _ => Err(format!(
+                "`{host}` is no host of a NATS server; write for example {EXAMPLE}"
+            )),
+        }
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let path = || Some(PathBuf::from(value)).filter(|_| !value.is_empty());
+        let file = || path().ok_or_else(|| format!("the parameter `{name}` of the NATS URL names no file"));
+        match name {
+            "credentials" => self.login = Login::Credentials(file()?),
+            "nkey" => self.login = Login::Nkey(file()?),
+            "ca" => self.ca = Some(file()?),
+            "cert" => {
+                let key = self.client_cert.take().map(|(_, key)| key).unwrap_or_default();
+                self.client_cert = Some((file()?, key));
+            }
+            "key" => {
+                let cert = self.client_cert.take().map(|(cert, _)| cert).unwrap_or_default();
+                self.client_cert = Some((cert, file()?));
+            }
+            "tls_first" => {
+                self.tls_first = value
+                    .parse()
+                    .map_err(|_| "write tls_first=true or tls_first=false".to_owned())?;
+            }
+            "create_stream" => self.new_streams.push(new_stream(value)?),
+            _ => {
+                return Err(format!(
+                    "the NATS URL has an unknown parameter `{name}`; there are credentials, nkey, ca, cert, key, tls_first \
+                     and create_stream"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The servers, for texts.
+    pub(super) fn shown(&self) -> String {
+        self.servers.join(",")
+    }
+
+    /// How to connect.
+    pub(super) async fn options(&self) -> Result<ConnectOptions, String> {
+        let mut options = match &self.login {
+            Login::None => ConnectOptions::new(),
+            Login::Token(token) => ConnectOptions::with_token(token.clone()),
+            Login::Password(user, password) => ConnectOptions::with_user_and_password(user.clone(), password.clone()),
+            Login::Nkey(path) => ConnectOptions::with_nkey(read(path, "the nkey seed")?.trim().to_owned()),
+            Login::Credentials(path) => ConnectOptions::with_credentials(&read(path, "the credentials")?)
+                .map_err(|_| format!("the credentials file {} can't be read as one", path.display()))?,
+        };
+        if self.tls_first {
+            options = options.tls_first();
+        }
+        let tls = match &self.tls {
+            Some(config) => config.clone(),
+            None => tls::config(self.ca.as_deref(), self.client_cert.as_ref())?,
+        };
+        Ok(options
+            .tls_client_config(tls)
+            .name(concat!("inbox-runtime ", env!("CARGO_PKG_VERSION")))
+            .connection_timeout(CONNECT_TIMEOUT)
+            .request_timeout(Some(ANSWER_TIMEOUT))
+            .ping_interval(Duration::from_secs(10)))
+    }
+
+    /// The addresses to connect to.
+    pub(super) fn addresses(&self) -> Vec<ServerAddr> {
+        self.servers.iter().filter_map(|server| server.parse().ok()).collect()
+    }
+}
+
+fn read(path: &Path, what: &str) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| format!("{what} in {} can't be read: {error}", path.display()))
+}
+
+/// Reads `NAME:subject,subject`.
+fn new_stream(text: &str) -> Result<NewStream, String> {
+    let wrong = || "write create_stream=ORDERS:order.* with the stream's name and its subjects".to_owned();
+    let (name, subjects) = text.split_once(':').ok_or_else(wrong)?;
+    let subjects: Vec<_> = subjects.split(',').map(|subject| subject.trim().to_owned()).collect();
+    if name.is_empty() || subjects.iter().any(String::is_empty) {
+        return Err(wrong());
+    }
+    Ok(NewStream {
+        name: name.to_owned(),
+        subjects,
+    })
+}
+
+/// Undoes the percent-encoding of a part of a URL.
+fn decoded(text: &str) -> Result<String, String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, more @ ..] = rest {
+        rest = more;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let digits = more.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        bytes.push(byte.ok_or("the URL of NATS has a `%` without two hex digits; write %25 for the sign itself")?);
+        rest = &more[2..];
+    }
+    String::from_utf8(bytes).map_err(|_| "the URL of NATS has percent-encoded bytes that are no UTF-8".to_owned())
+}
+
+/// Whether a failure to connect is one that no waiting mends.
+pub(super) fn refuses(error: &async_nats::ConnectError) -> bool {
+    use async_nats::ConnectErrorKind::{Authentication, AuthorizationViolation, ServerParse};
+    matches!(error.kind(), Authentication | AuthorizationViolation | ServerParse)
+        || std::error::Error::source(error).is_some_and(|source| source.is::<AuthError>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_servers_and_a_password() {
+        let settings = Settings::parse("nats://us%40er:p%3Aw@a.example:4222,b.example").expect("a URL");
+        assert_eq!(settings.servers, ["nats://a.example:4222", "nats://b.example"]);
+        assert!(matches!(&settings.login, Login::Password(user, word) if user == "us@er" && word == "p:w"));
+        assert!(!format!("{settings:?}{}", settings.shown()).contains("p:w"));
+    }
+
+    #[test]
+    fn a_token_and_files() {
+        let settings = Settings::parse("tls://secret@host:4222?ca=/etc/ca.pem&cert=c.pem&key=k.pem&tls_first=true");
+        let settings = settings.expect("a URL");
+        assert_eq!(settings.servers, ["tls://host:4222"]);
+        assert!(matches!(&settings.login, Login::Token(token) if token == "secret"));
+        assert_eq!(settings.ca, Some("/etc/ca.pem".into()));
+        assert_eq!(settings.client_cert, Some(("c.pem".into(), "k.pem".into())));
+        assert!(settings.tls_first);
+        let login = |url| Settings::parse(url).expect("a URL").login;
+        assert!(
+            matches!(login("nats://h?credentials=a.creds"), Login::Credentials(path) if path == Path::new("a.creds"))
+        );
+        assert!(matches!(login("nats://h?nkey=a.nk"), Login::Nkey(path) if path == Path::new("a.nk")));
+    }
+
+    #[test]
+    fn streams_to_make() {
+        let settings = Settings::parse("nats://h?create_stream=ORDERS:order.%3E,payment.*").expect("a URL");
+        assert_eq!(
+            settings.new_streams,
+            [NewStream {
+                name: "ORDERS".to_owned(),
+                subjects: vec!["order.>".to_owned(), "payment.*".to_owned()]
+            }]
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_without_the_password() {
+        for (url, expected) in [
+            ("nats:h", "://"),
+            ("http://h", "nats://"),
+            ("nats://u:hidden@", "no host"),
+            ("nats://u:hidden@h?tsl=1", "`tsl`"),
+            ("nats://u:hidden%zz@h", "%25"),
+            ("nats://h?create_stream=ORDERS", "create_stream=ORDERS:order.*"),
+            ("nats://h?ca=", "no file"),
+        ] {
+            let problem = Settings::parse(url).expect_err(url);
+            assert!(problem.contains(expected), "{url}: {problem}");
+            assert!(!problem.contains("hidden"), "{url}: {problem}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_missing_is_named() {
+        let settings = Settings::parse("nats://h?credentials=/nowhere/a.creds").expect("a URL");
+        let problem = settings.options().await.err().expect("no file");
+        assert!(problem.contains("/nowhere/a.creds"), "{problem}");
+    }
+}

@@ -1,0 +1,445 @@
+//! The harness: handlers on a broker in memory and a database of the test's, one message at a time.
+
+use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
+
+use super::{
+    Caller, Point, TestPool,
+    point::{Settled, Watch, message_id},
+};
+use crate::{
+    broker::{
+        Published,
+        embedded::{Embedded, Stage, Traced},
+    },
+    delivery::Message,
+    inbox::{Inbox, InboxBuilder},
+    outcome::Outcome,
+    registry::HandlerMeta,
+    tally::Report,
+};
+
+/// How many deliveries one call handles before it gives up on ever coming to an end.
+const MOST: u32 = 10_000;
+/// How long a claim waits unless the test says otherwise.
+const LOCK_WAIT: Duration = Duration::from_secs(30);
+
+/// Handlers on an embedded broker in memory and on a database of the test's. See the [module](super).
+///
+/// Its methods panic where what they expect is not there, with what was expected, what was there, and the line of the test.
+pub struct Harness<P> {
+    pool: P,
+    broker: Embedded,
+    configure: Box<dyn Fn(InboxBuilder) -> InboxBuilder + Send>,
+    inbox: Inbox,
+    /// What became of the deliveries that nobody has asked for yet, oldest first.
+    settled: VecDeque<Settled>,
+    /// The same for all of them, as text.
+    history: Vec<String>,
+}
+
+impl<P: TestPool> Harness<P> {
+    /// Starts on that database. `configure` says what else the inbox needs, above all its groups and its states; it is
+    /// called for the first start and for the one after each crash, as the `main` of a program is. The inbox's tables are
+    /// made if they are not there.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use inbox_runtime::{HandlerError, State, inbox_handler, sqlx::SqliteConnection};
+    /// use inbox_runtime::testing::{Harness, TempSqlite};
+    ///
+    /// # #[inbox_handler(group = "mail", subject = "user.created")]
+    /// # async fn welcome(_tx: &mut SqliteConnection, _sender: State<&'static str>) -> Result<(), HandlerError> { Ok(()) }
+    /// let database = TempSqlite::new("").await;
+    /// let inbox = Harness::start(database.pool(), |inbox| inbox.groups(["mail"]).state("shop@example.com")).await;
+    /// # drop(inbox);
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// When the inbox can't start; the text is that of [`Error::Start`](crate::Error::Start).
+    #[track_caller]
+    pub fn start<F>(pool: &P, configure: F) -> impl Future<Output = Self> + use<P, F>
+    where
+        F: Fn(InboxBuilder) -> InboxBuilder + Send + 'static,
+    {
+        let caller = Caller::here();
+        let (pool, broker) = (pool.clone(), Embedded::memory());
+        // What is ready does not depend on how fast the test is.
+        broker.stop_clock();
+        async move {
+            let inbox = start(&pool, &broker, &configure, caller).await;
+            Self {
+                pool,
+                broker,
+                configure: Box::new(configure),
+                inbox,
+                settled: VecDeque::new(),
+                history: Vec::new(),
+            }
+        }
+    }
+
+    /// The broker, to look at or to give to the code under test.
+    #[must_use]
+    pub const fn broker(&self) -> &Embedded {
+        &self.broker
+    }
+
+    /// Publishes a message.
+    ///
+    /// # Panics
+    ///
+    /// When its subject is none to publish to.
+    #[track_caller]
+    pub fn publish(&self, message: Message) -> impl Future<Output = Published> + Send + use<P> {
+        let (caller, broker) = (Caller::here(), self.broker.clone());
+        async move {
+            let published = broker.publish(message).await;
+            published.unwrap_or_else(|error| caller.fail(format_args!("the message was not published: {error}")))
+        }
+    }
+
+    /// What became of the next delivery of the message with that id: handles messages until it is its turn. Each outcome
+    /// is told once, so that a second call is about the next delivery. (With more than one group, each has its own.)
+    ///
+    /// # Panics
+    ///
+    /// When there is no further delivery of it.
+    #[track_caller]
+    pub fn outcome(&mut self, id: &str) -> impl Future<Output = Outcome> {
+        let caller = Caller::here();
+        async move {
+            let expected = format!("expected a delivery of `{id}`");
+            self.next_of(id, &expected, caller).await.outcome
+        }
+    }
+
+    /// Asserts what becomes of the next delivery of the message with that id, as [`outcome`](Self::outcome) tells it.
+    ///
+    /// # Panics
+    ///
+    /// When it has another outcome, with the error that led to it, or when there is no further delivery.
+    #[track_caller]
+    pub fn assert_outcome(&mut self, id: &str, expected: Outcome) -> impl Future<Output = ()> {
+        let caller = Caller::here();
+        async move {
+            let expectation = format!("expected `{id}` to be {expected}");
+            let settled = self.next_of(id, &expectation, caller).await;
+            if settled.outcome != expected {
+                caller.fail(format_args!("{expectation}, but {settled}"));
+            }
+        }
+    }
+
+    /// Handles messages until every one is settled, those that wait for their back-off included. Returns what this call
+    /// has done.
+    ///
+    /// # Panics
+    ///
+    /// When there is no end to it: a handler with `max_attempts = "unlimited"` fails for ever.
+    #[track_caller]
+    pub fn run_until_settled(&mut self) -> impl Future<Output = Report> {
+        let caller = Caller::here();
+        async move {
+            let before = self.inbox.report();
+            let watch = Watch::new(None);
+            for _ in 0..MOST {
+                if !self.step(&watch, caller).await {
+                    return self.inbox.report().since(&before);
+                }
+            }
+            self.endless("every message to be settled", caller)
+        }
+    }
+
+    /// Handles messages until one comes to that point. There the process dies as under SIGKILL, and another one starts;
+    /// the broker's clock is put forward until the dead process' leases have run out. What was not acknowledged comes
+    /// again.
+    ///
+    /// # Panics
+    ///
+    /// When no message comes to that point; the text lists the points that were reached.
+    #[track_caller]
+    pub fn crash_at(&mut self, point: Point) -> impl Future<Output = ()> {
+        let caller = Caller::here();
+        async move {
+            let watch = Watch::new(Some(point));
+            for _ in 0..MOST {
+                let more = tokio::select! {
+                    biased;
+                    () = watch.stopped() => {
+                        return self.die(caller).await;
+                    }
+                    more = self.step(&watch, caller) => more,
+                };
+                if !more {
+                    let points: Vec<_> = watch.points().iter().map(|point| point.as_str()).collect();
+                    caller.fail(format_args!(
+                        "expected a crash at {point}, but no message came there; points that were reached: {}; {}",
+                        list(&points, ", "),
+                        self.past()
+                    ));
+                }
+            }
+            self.endless(&format!("a crash at {point}"), caller)
+        }
+    }
+
+    /// Lets the broker deliver a message again that it has delivered, even if that was acknowledged: as if the
+    /// acknowledgement had been lost.
+    ///
+    /// # Panics
+    ///
+    /// When no handler was given a message of that id yet.
+    #[track_caller]
+    pub fn redeliver(&mut self, id: &str) -> impl Future<Output = ()> {
+        let caller = Caller::here();
+        async move {
+            let mut found = false;
+            for (meta, traced) in self.find(id, caller).await {
+                if traced.stage == Stage::Waiting {
+                    continue;
+                }
+                let redelivered = self.broker.redeliver(meta.group, meta.subject, &traced).await;
+                redelivered.unwrap_or_else(|error| caller.fail(format_args!("`{id}` was not redelivered: {error}")));
+                found = true;
+            }
+            if !found {
+                let there = self.whereabouts(id, caller).await;
+                caller.fail(format_args!(
+                    "expected `{id}` to have been delivered before it is delivered again, but {there}"
+                ));
+            }
+        }
+    }
+
+    /// Puts the broker's clock forward, which decides when leases and back-offs are over and stands still otherwise.
+    pub fn advance_clock(&self, by: Duration) {
+        self.broker.advance_clock(by);
+    }
+
+    /// Asserts that every handler that takes the message with that id has acknowledged it.
+    ///
+    /// # Panics
+    ///
+    /// When one has not, or there is no such message.
+    #[track_caller]
+    pub fn assert_acked(&self, id: &str) -> impl Future<Output = ()> {
+        let caller = Caller::here();
+        async move {
+            let found = self.find(id, caller).await;
+            if found.is_empty() || found.iter().any(|(_, traced)| traced.stage != Stage::Acked) {
+                let there = self.whereabouts(id, caller).await;
+                caller.fail(format_args!("expected `{id}` to be acknowledged, but {there}"));
+            }
+        }
+    }
+
+    /// Asserts that no handler has acknowledged the message with that id.
+    ///
+    /// # Panics
+    ///
+    /// When one has, or there is no such message.
+    #[track_caller]
+    pub fn assert_not_acked(&self, id: &str) -> impl Future<Output = ()> {
+        let caller = Caller::here();
+        async move {
+            let found = self.find(id, caller).await;
+            if found.is_empty() || found.iter().any(|(_, traced)| traced.stage == Stage::Acked) {
+                let there = self.whereabouts(id, caller).await;
+                caller.fail(format_args!("expected `{id}` not to be acknowledged, but {there}"));
+            }
+        }
+    }
+
+    /// The one number that a query on the database gives.
+    ///
+    /// # Panics
+    ///
+    /// When the query fails or gives something else.
+    #[track_caller]
+    pub fn count(&self, sql: &str) -> impl Future<Output = i64> {
+        let caller = Caller::here();
+        async move {
+            let number = self.pool.number(sql.to_owned()).await;
+            number.unwrap_or_else(|error| caller.fail(format_args!("`{sql}` failed: {error}")))
+        }
+    }
+
+    /// Asserts the one number that a query on the database gives: how many effects there are.
+    ///
+    /// # Panics
+    ///
+    /// When it is another one, or the query fails.
+    #[track_caller]
+    pub fn assert_count(&self, sql: &str, expected: i64) -> impl Future<Output = ()> {
+        let caller = Caller::here();
+        async move {
+            let number = self.pool.number(sql.to_owned()).await;
+            match number {
+                Ok(number) if number == expected => {}
+                Ok(number) => caller.fail(format_args!(
+                    "expected {expected} from `{sql}`, but there are {number}; {}",
+                    self.past()
+                )),
+                Err(error) => caller.fail(format_args!("expected {expected} from `{sql}`, but it failed: {error}")),
+            }
+        }
+    }
+
+    /// The next delivery of a message that nobody has asked for.
+    async fn next_of(&mut self, id: &str, expected: &str, caller: Caller) -> Settled {
+        let watch = Watch::new(None);
+        for _ in 0..MOST {
+            let found = self.settled.iter().position(|settled| settled.message_id == id);
+            if let Some(settled) = found.and_then(|index| self.settled.remove(index)) {
+                return settled;
+            }
+            if !self.step(&watch, caller).await {
+                let there = self.whereabouts(id, caller).await;
+                caller.fail(format_args!("{expected}, but {there}"));
+            }
+        }
+        self.endless(&format!("a delivery of `{id}`"), caller)
+    }
+
+    /// Handles one message; where none is ready, puts the clock forward to the next one. Returns whether there was one.
+    async fn step(&mut self, watch: &Arc<Watch>, caller: Caller) -> bool {
+        for _ in 0..MOST {
+            let handled = watch.over(self.inbox.process_one(Duration::ZERO)).await;
+            let handled = handled.unwrap_or_else(|error| caller.fail(format_args!("the broker failed: {error}")));
+            if let Some(settled) = watch.settled() {
+                self.history.push(settled.to_string());
+                self.settled.push_back(settled);
+            }
+            if handled.is_some() {
+                return true;
+            }
+            match self.next_due(caller).await {
+                Some(wait) => self.broker.advance_clock(wait),
+                None => return false,
+            }
+        }
+        self.endless("a message that is due to be delivered", caller)
+    }
+
+    /// The process is no more, and another one has started.
+    async fn die(&mut self, caller: Caller) {
+        let leases = self.broker.consumers().await;
+        let leases = leases.unwrap_or_else(|error| caller.fail(format_args!("the broker failed: {error}")));
+        self.inbox = start(&self.pool, &self.broker, &self.configure, caller).await;
+        self.history.push("the process died and another one started".to_owned());
+        let lease = leases
+            .iter()
+            .map(|consumer| consumer.ack_wait)
+            .max()
+            .unwrap_or_default();
+        self.broker.advance_clock(lease);
+    }
+
+    /// How long it takes until a message comes again, if one does.
+    async fn next_due(&self, caller: Caller) -> Option<Duration> {
+        let traced = self.trace(caller).await;
+        let due = traced.iter().filter_map(|(_, traced)| match traced.stage {
+            Stage::Pending(due) => Some(due),
+            Stage::Waiting | Stage::Acked => None,
+        });
+        due.min()
+    }
+
+    /// Every message, with each handler that takes it.
+    async fn trace(&self, caller: Caller) -> Vec<(&'static HandlerMeta, Traced)> {
+        let mut all = Vec::new();
+        for meta in self.inbox.handlers() {
+            let traced = self.broker.trace(meta.group, meta.subject).await;
+            let traced = traced.unwrap_or_else(|error| caller.fail(format_args!("the broker failed: {error}")));
+            all.extend(traced.into_iter().map(|traced| (meta, traced)));
+        }
+        all
+    }
+
+    /// The messages of that id, with each handler that takes them.
+    async fn find(&self, id: &str, caller: Caller) -> Vec<(&'static HandlerMeta, Traced)> {
+        let mut found = self.trace(caller).await;
+        found.retain(|(meta, traced)| message_id(&traced.delivery, meta) == id);
+        found
+    }
+
+    /// Where the messages of that id are, in words.
+    async fn whereabouts(&self, id: &str, caller: Caller) -> String {
+        let found = self.find(id, caller).await;
+        let mut words: Vec<_> = found.iter().map(|(meta, traced)| stage(id, meta, traced)).collect();
+        if words.is_empty() {
+            let handlers: Vec<_> = self
+                .inbox
+                .handlers()
+                .map(|meta| format!("{} takes `{}`", meta.name, meta.subject))
+                .collect();
+            words.push(format!(
+                "no handler was sent a message of that id ({}); was it published, and to that subject?",
+                handlers.join(", ")
+            ));
+        }
+        format!("{}; {}", words.join(", "), self.past())
+    }
+
+    fn past(&self) -> String {
+        format!("until now: {}", list(&self.history, "; "))
+    }
+
+    fn endless(&self, expected: &str, caller: Caller) -> ! {
+        let last = self.history.last().map_or("nothing", String::as_str);
+        caller.fail(format_args!(
+            "expected {expected}, but it was not there after {MOST} deliveries; the last: {last}"
+        ))
+    }
+}
+
+async fn start<P: TestPool>(
+    pool: &P,
+    broker: &Embedded,
+    configure: &(impl Fn(InboxBuilder) -> InboxBuilder + ?Sized),
+    caller: Caller,
+) -> Inbox {
+    // A database takes a moment to notice that a client has died; the claim of its message waits for that.
+    let builder = Inbox::builder()
+        .store(pool.clone())
+        .broker(broker.clone())
+        .lock_wait(LOCK_WAIT);
+    let built = configure(builder).build().await;
+    built.unwrap_or_else(|error| caller.fail(format_args!("{error:?}")))
+}
+
+fn stage(id: &str, meta: &HandlerMeta, traced: &Traced) -> String {
+    let name = meta.name;
+    match traced.stage {
+        Stage::Waiting => format!("`{id}` waits for its first delivery to {name}"),
+        Stage::Pending(due) => format!(
+            "`{id}` was delivered to {name} and comes again in {}",
+            humantime::format_duration(due)
+        ),
+        Stage::Acked => format!("{name} has acknowledged `{id}`"),
+    }
+}
+
+fn list<T: AsRef<str>>(items: &[T], separator: &str) -> String {
+    if items.is_empty() {
+        return "nothing".to_owned();
+    }
+    let items: Vec<_> = items.iter().map(AsRef::as_ref).collect();
+    items.join(separator)
+}
+
+impl<P> fmt::Debug for Harness<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Harness")
+            .field("inbox", &self.inbox)
+            .field("history", &self.history)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,396 @@
+//! NATS JetStream for tests: an account of its own for each, on the server that they share or on one of their own.
+
+use std::{
+    fmt::Write as _,
+    io,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use inbox_runtime::{Message, Nats};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+    sync::Mutex,
+};
+
+use super::{Settled, TestBroker};
+use crate::servers::nats::Nats as Server;
+
+/// How many tests one process can have on the shared server.
+const ACCOUNTS: u32 = 300;
+/// The stream of each test.
+const STREAM: &str = "TEST";
+/// How long a server remembers the ids of messages.
+const WINDOW: Duration = Duration::from_millis(100);
+/// What the tests publish to.
+const SUBJECTS: [&str; 9] = [
+    "order.>",
+    "orders.>",
+    "p.>",
+    "raw.>",
+    "all.>",
+    "instrument.>",
+    "cfg.>",
+    "twin.>",
+    "other.>",
+];
+
+/// One account of a NATS server, spoken to by bytes of our own: whatever can be published can be published here.
+#[derive(Clone, Debug)]
+pub struct JetStream {
+    port: u16,
+    /// User and password.
+    user: Option<String>,
+    wire: Arc<Mutex<Option<Wire>>>,
+}
+
+#[derive(Debug)]
+struct Wire {
+    stream: BufReader<TcpStream>,
+    replies: u64,
+}
+
+impl JetStream {
+    /// A server of the test's own.
+    #[must_use]
+    pub fn on(server: &Server) -> Self {
+        Self::of(server.port(), None)
+    }
+
+    /// A server of this machine that runs already, by its URL.
+    #[must_use]
+    pub fn at(url: &str) -> Option<Self> {
+        let port = url.rsplit(':').next()?.trim_end_matches('/').parse().ok()?;
+        Some(Self::of(port, None))
+    }
+
+    /// A stream on the disk with nothing but so many orders on it, each with an id of its own.
+    ///
+    /// # Panics
+    ///
+    /// When the server refuses.
+    pub async fn fill(&self, stream: &str, subject: &str, count: u64) {
+        self.api(&format!("STREAM.DELETE.{stream}"), Value::Null).await;
+        self.make_stream(stream, &[subject], json!({})).await;
+        let mut wire = self.connect().await.expect("a connection");
+        for number in 0..count {
+            let headers = format!("NATS/1.0\r\nmessage_id: evt-{number}\r\n\r\n");
+            let payload = format!("{{\"order_id\":{number},\"amount_cents\":100}}");
+            let total = headers.len() + payload.len();
+            let bytes = format!("HPUB {subject} {} {total}\r\n{headers}{payload}\r\n", headers.len());
+            wire.stream.write_all(bytes.as_bytes()).await.expect("sent");
+        }
+        wire.stream.flush().await.expect("sent");
+        while self.api(&format!("STREAM.INFO.{stream}"), Value::Null).await["state"]["messages"] != count {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn of(port: u16, user: Option<String>) -> Self {
+        Self {
+            port,
+            user,
+            wire: Arc::default(),
+        }
+    }
+
+    /// Its URL.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let login = self
+            .user
+            .as_ref()
+            .map(|user| format!("{user}:{user}@"))
+            .unwrap_or_default();
+        format!("nats://{login}127.0.0.1:{}", self.port)
+    }
+
+    /// Asks JetStream's own interface.
+    ///
+    /// # Panics
+    ///
+    /// When the server doesn't answer.
+    pub async fn api(&self, question: &str, body: Value) -> Value {
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        let answer = self.request(&format!("$JS.API.{question}"), "", body.as_bytes()).await;
+        serde_json::from_slice(&answer).unwrap_or(Value::Null)
+    }
+
+    /// Publishes with a block of headers as it is, or without any; returns the server's answer.
+    ///
+    /// # Panics
+    ///
+    /// When the server doesn't answer, after three tries.
+    pub async fn request(&self, subject: &str, headers: impl AsRef<[u8]>, payload: &[u8]) -> Vec<u8> {
+        let mut wire = self.wire.lock().await;
+        let mut last = None;
+        for _ in 0..50 {
+            match self.try_request(&mut wire, subject, headers.as_ref(), payload).await {
+                Ok(answer) => return answer,
+                Err(error) => last = Some(error),
+            }
+            *wire = None;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("the NATS server doesn't answer: {last:?}");
+    }
+
+    async fn try_request(
+        &self,
+        wire: &mut Option<Wire>,
+        subject: &str,
+        headers: &[u8],
+        payload: &[u8],
+    ) -> io::Result<Vec<u8>> {
+        let wire = match wire {
+            Some(wire) => wire,
+            None => wire.insert(self.connect().await?),
+        };
+        wire.replies += 1;
+        let reply = format!("_INBOX.test.{}", wire.replies);
+        let total = headers.len() + payload.len();
+        let mut bytes = if headers.is_empty() {
+            format!("PUB {subject} {reply} {total}\r\n").into_bytes()
+        } else {
+            format!("HPUB {subject} {reply} {} {total}\r\n", headers.len()).into_bytes()
+        };
+        bytes.extend_from_slice(headers);
+        bytes.extend_from_slice(payload);
+        bytes.extend_from_slice(b"\r\n");
+        wire.stream.write_all(&bytes).await?;
+        tokio::time::timeout(Duration::from_secs(5), wire.answer(&reply))
+            .await
+            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer"))?
+    }
+
+    async fn connect(&self) -> io::Result<Wire> {
+        let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", self.port)).await?);
+        stream.get_mut().set_nodelay(true)?;
+        stream.read_line(&mut String::new()).await?;
+        let mut options = json!({ "verbose": false, "headers": true, "no_responders": true, "protocol": 1 });
+        if let Some(user) = &self.user {
+            options["user"] = json!(user);
+            options["pass"] = json!(user);
+        }
+        let hello = format!("CONNECT {options}\r\nSUB _INBOX.test.* 1\r\nPING\r\n");
+        stream.write_all(hello.as_bytes()).await?;
+        Ok(Wire { stream, replies: 0 })
+    }
+
+    /// Makes a stream; `more` is set besides.
+    ///
+    /// # Panics
+    ///
+    /// When the server refuses.
+    pub async fn make_stream(&self, name: &str, subjects: &[&str], more: Value) {
+        let mut config = json!({ "name": name, "subjects": subjects, "storage": "file", "retention": "limits",
+            "max_consumers": -1, "max_msgs": -1, "max_bytes": -1, "num_replicas": 1 });
+        if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
+            config.extend(more);
+        }
+        let made = self.api(&format!("STREAM.CREATE.{name}"), config).await;
+        assert!(made.get("error").is_none(), "{made}");
+    }
+
+    /// Publishes a message; returns the answer of the stream that has stored it.
+    ///
+    /// # Panics
+    ///
+    /// When none has.
+    pub async fn publish(&self, message: &Message) -> Value {
+        let mut headers = Vec::new();
+        for (name, value) in message.headers.iter() {
+            headers.extend_from_slice(name.as_bytes());
+            headers.extend_from_slice(b": ");
+            headers.extend_from_slice(value.expect("NATS has no null headers"));
+            headers.extend_from_slice(b"\r\n");
+        }
+        if !headers.is_empty() {
+            headers = [b"NATS/1.0\r\n", &headers[..], b"\r\n"].concat();
+        }
+        let payload = message.payload.as_deref().expect("NATS has no null payload");
+        self.publish_raw(&message.subject, headers, payload).await
+    }
+
+    /// Publishes with a block of headers as it is.
+    ///
+    /// # Panics
+    ///
+    /// When no stream has stored it.
+    pub async fn publish_raw(&self, subject: &str, headers: impl AsRef<[u8]>, payload: &[u8]) -> Value {
+        let answer = self.request(subject, headers, payload).await;
+        let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
+        assert!(answer.get("seq").is_some(), "not stored: {answer}");
+        answer
+    }
+
+    /// What the server says about a durable.
+    pub async fn durable(&self, stream: &str, group: &str, subject: &str) -> Option<Value> {
+        let info = self
+            .api(
+                &format!("CONSUMER.INFO.{stream}.{}", durable_name(group, subject)),
+                Value::Null,
+            )
+            .await;
+        info.get("error").is_none().then_some(info)
+    }
+}
+
+/// The name of a group's durable on a subject.
+fn durable_name(group: &str, subject: &str) -> String {
+    let name = format!("{group}@{subject}");
+    name.replace('.', ",").replace('*', "+").replace('>', "#")
+}
+
+impl Wire {
+    async fn answer(&mut self, reply: &str) -> io::Result<Vec<u8>> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            if self.stream.read_line(&mut line).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let words: Vec<_> = line.split_whitespace().collect();
+            match words[..] {
+                ["PING"] => self.stream.write_all(b"PONG\r\n").await?,
+                ["MSG", subject, _, length] => {
+                    let body = self.body(length).await?;
+                    if subject == reply {
+                        return Ok(body);
+                    }
+                }
+                ["HMSG", subject, _, _, length] => {
+                    let body = self.body(length).await?;
+                    if subject == reply {
+                        // Nobody listens there: an answer without a body.
+                        return Ok(body);
+                    }
+                }
+                _ if line.starts_with("-ERR") => return Err(io::Error::other(line)),
+                _ => {}
+            }
+        }
+    }
+
+    async fn body(&mut self, length: &str) -> io::Result<Vec<u8>> {
+        let length: usize = length.parse().map_err(io::Error::other)?;
+        let mut body = vec![0; length + 2];
+        self.stream.read_exact(&mut body).await?;
+        body.truncate(length);
+        Ok(body)
+    }
+}
+
+/// The server that the tests of a process share.
+fn shared() -> &'static Server {
+    static SHARED: OnceLock<Server> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let mut config = "accounts {\n".to_owned();
+        for number in 0..ACCOUNTS {
+            let _ = writeln!(
+                config,
+                "T{number} {{ jetstream: enabled, users: [{{user: t{number}, password: t{number}}}] }}"
+            );
+        }
+        config.push('}');
+        Server::start_with(&config).expect("a NATS server")
+    })
+}
+
+/// A stream on JetStream.
+#[derive(Clone, Debug)]
+pub struct NatsJetStream {
+    account: JetStream,
+    broker: Nats,
+}
+
+impl NatsJetStream {
+    /// The stream of the tests on a server of the test's own.
+    pub async fn on(server: &Server) -> Self {
+        Self::of(JetStream::on(server)).await
+    }
+
+    async fn of(account: JetStream) -> Self {
+        account
+            .make_stream(
+                STREAM,
+                &SUBJECTS,
+                json!({ "duplicate_window": WINDOW.as_nanos() as u64 }),
+            )
+            .await;
+        Self {
+            broker: Nats::new(&account.url()).expect("a URL"),
+            account,
+        }
+    }
+
+    /// The account that it is in.
+    #[must_use]
+    pub const fn account(&self) -> &JetStream {
+        &self.account
+    }
+}
+
+impl TestBroker for NatsJetStream {
+    type Broker = Nats;
+
+    const NULLS: bool = false;
+
+    async fn fresh() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        assert!(number < ACCOUNTS, "there are too few accounts");
+        let server = tokio::task::spawn_blocking(shared).await.expect("the server");
+        Self::of(JetStream::of(server.port(), Some(format!("t{number}")))).await
+    }
+
+    fn connect(&self) -> Nats {
+        self.broker.clone()
+    }
+
+    /// A copy that the server takes for one is published again when it doesn't any more: what the tests publish is stored.
+    async fn publish(&self, message: Message) {
+        while self.account.publish(&message).await["duplicate"] == true {
+            tokio::time::sleep(WINDOW / 2).await;
+        }
+    }
+
+    async fn settled(&self, group: &str, subject: &str) -> Option<Settled> {
+        let info = self.account.durable(STREAM, group, subject).await?;
+        Some(Settled {
+            waiting: info["num_pending"].as_u64()?,
+            unacked: info["num_ack_pending"].as_u64()?,
+        })
+    }
+
+    fn url(&self) -> Option<String> {
+        Some(self.account.url())
+    }
+
+    /// A server has no test clock. What a lease that runs out or a back-off that is over does can be had at once: whoever
+    /// gives a message back, it comes again.
+    async fn pass(&self, _time: Duration) {
+        let listed = self
+            .account
+            .api(&format!("CONSUMER.LIST.{STREAM}"), json!({ "offset": 0 }))
+            .await;
+        for durable in listed["consumers"].as_array().into_iter().flatten() {
+            let number = |side: &str, which: &str| durable[side][which].as_u64().unwrap_or_default();
+            let name = durable["name"].as_str().unwrap_or_default();
+            let last = number("delivered", "consumer_seq");
+            for seq in number("ack_floor", "stream_seq") + 1..=number("delivered", "stream_seq") {
+                let subject = format!("$JS.ACK.{STREAM}.{name}.1.{seq}.{last}.0.0");
+                self.account.request(&subject, "", b"-NAK").await;
+            }
+        }
+    }
+}

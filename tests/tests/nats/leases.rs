@@ -1,0 +1,296 @@
+//! Leases: kept while a message waits or is handled, and worth nothing once they may have passed on.
+
+use std::time::{Duration, Instant};
+
+use inbox_runtime::{Broker, BrokerError, Delivery, Lease, Nats, Outcome, Source, Subscription, nats::NatsSource};
+use inbox_tests::{
+    NatsJetStream, Settled, Step, TestBroker, TestDatabase, World as AnyWorld, eventually, next, servers::Proxy,
+};
+use serde_json::Value;
+
+use super::{World, assert_all_done, durable, effects, publish, run, server, stop, through, world, world_of};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Two replicas take turns; what waits in a replica's own queue is kept alive.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f42_what_waits_its_turn_is_not_delivered_again() {
+    let world = world().await;
+    publish(&world, 1, 8).await;
+    world.probe.script(|_| Step::Sleep(Duration::from_millis(700)));
+    let one = run(&world, "billing", SECOND).await;
+    let other = run(&world, "billing", SECOND).await;
+    effects(&world, 8).await;
+    eventually("settled", || world.settled("billing")).await;
+    let reports = (stop(one).await, stop(other).await);
+    assert_eq!(reports.0.processed + reports.1.processed, 8, "{reports:?}");
+    assert_eq!(world.probe.total(), 8, "no run was wasted");
+    assert!(world.probe.calls().iter().all(|call| call.delivery_count == Some(1)));
+    assert_all_done(&world, 8).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f43_a_handler_may_take_longer_than_the_ack_wait() {
+    let world = world().await;
+    publish(&world, 1, 1).await;
+    world.probe.script(|_| Step::Sleep(Duration::from_millis(2_500)));
+    let one = run(&world, "billing", SECOND).await;
+    let other = run(&world, "billing", SECOND).await;
+    effects(&world, 1).await;
+    eventually("settled", || world.settled("billing")).await;
+    stop(one).await;
+    stop(other).await;
+    assert_eq!(world.probe.total(), 1);
+    assert_all_done(&world, 1).await;
+}
+
+/// The pace is that of the server's ack-wait, also when somebody has changed it since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f43_the_pace_is_that_of_the_server() {
+    let world = world().await;
+    let inbox = run(&world, "billing", Duration::from_secs(30)).await;
+    publish(&world, 1, 1).await;
+    effects(&world, 1).await;
+    let account = world.broker.account();
+    let mut config = durable(account, "billing").await["config"].clone();
+    config["ack_wait"] = 1_000_000_000_u64.into();
+    let body = serde_json::json!({ "stream_name": "TEST", "config": config, "action": "update" });
+    let updated = account.api("CONSUMER.CREATE.TEST.billing@order,created", body).await;
+    assert!(updated.get("error").is_none(), "{updated}");
+    // It is looked at every five seconds.
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    world.probe.script(|_| Step::Sleep(Duration::from_millis(2_500)));
+    publish(&world, 2, 2).await;
+    effects(&world, 2).await;
+    stop(inbox).await;
+    assert_eq!(world.probe.total(), 2, "nothing was delivered twice");
+}
+
+async fn source(broker: &Nats, ack_wait: Duration) -> NatsSource {
+    let wish = Subscription::new("billing", "order.created").ack_wait(ack_wait);
+    broker.subscribe(vec![wish]).await.expect("subscribed").remove(0)
+}
+
+async fn pull(source: &mut NatsSource) -> (Delivery, inbox_runtime::nats::NatsLease) {
+    let mut pulled = source.pull(1, Duration::from_secs(5)).await.expect("the broker");
+    assert_eq!(pulled.len(), 1);
+    pulled.remove(0)
+}
+
+const OUT: Settled = Settled { waiting: 0, unacked: 1 };
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f44_a_late_word_does_not_touch_what_somebody_else_has() {
+    let world = world().await;
+    publish(&world, 1, 1).await;
+    let brokers = [
+        world.broker.connect(),
+        Nats::new(&world.broker.account().url()).expect("a URL"),
+    ];
+    let (mut late, mut other) = (source(&brokers[0], SECOND).await, source(&brokers[1], SECOND).await);
+    let (delivery, mine) = pull(&mut late).await;
+    let (again, theirs) = pull(&mut other).await;
+    assert_eq!(delivery.position, again.position);
+    assert_eq!((delivery.delivery_count, again.delivery_count), (Some(1), Some(2)));
+    assert!(!delivery.redelivered && again.redelivered);
+
+    mine.nak(Duration::ZERO).await.expect("nothing happens");
+    let lost = mine.ack_confirmed().await.expect_err("it has passed on");
+    assert!(matches!(lost, BrokerError::LeaseLost { .. }), "{lost}");
+    assert!(matches!(mine.progress().await, Err(BrokerError::LeaseLost { .. })));
+    assert_eq!(
+        other
+            .pull(1, Duration::from_millis(400))
+            .await
+            .expect("the broker")
+            .len(),
+        0
+    );
+    assert_eq!(world.broker.settled("billing", "order.created").await, Some(OUT));
+    theirs.progress().await.expect("it is theirs");
+    theirs.ack_confirmed().await.expect("settled");
+    assert_eq!(
+        world.broker.settled("billing", "order.created").await,
+        Some(Settled::ALL)
+    );
+    // Late, but the work is done whoever says it.
+    mine.ack().await.expect("said");
+}
+
+/// The number of a message means another one in a stream that was made anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f44_an_ack_of_a_deleted_stream_settles_nothing_of_the_new_one() {
+    let world = world().await;
+    publish(&world, 1, 1).await;
+    let broker = world.broker.connect();
+    let mut source = source(&broker, Duration::from_secs(30)).await;
+    let (old, lease) = pull(&mut source).await;
+    let account = world.broker.account();
+    account.api("STREAM.DELETE.TEST", Value::Null).await;
+    account.make_stream("TEST", &["order.>"], Value::Null).await;
+    publish(&world, 2, 2).await;
+    let (new, _kept) = pull(&mut source).await;
+    assert_ne!(old.position, new.position, "both are the first of their streams");
+    assert!(matches!(lease.ack().await, Err(BrokerError::LeaseLost { .. })));
+    lease.nak(Duration::ZERO).await.expect("nothing happens");
+    assert_eq!(world.broker.settled("billing", "order.created").await, Some(OUT));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f47_what_is_given_back_waits_for_its_delay() {
+    let world = world().await;
+    publish(&world, 1, 1).await;
+    let delay = Duration::from_millis(800);
+    world.probe.script(move |call| {
+        if call.run < 3 {
+            Step::RetryAfter(delay)
+        } else {
+            Step::Ok
+        }
+    });
+    let mut inbox = world.inbox(&["billing"]).await;
+    for outcome in [Outcome::Failed, Outcome::Failed, Outcome::Processed] {
+        assert_eq!(next(&mut inbox).await, outcome);
+    }
+    let calls = world.probe.calls();
+    for pair in calls.windows(2) {
+        let gap = pair[1].at - pair[0].at;
+        assert!(gap >= delay.mul_f64(0.8), "{gap:?}");
+        assert!(gap <= delay + Duration::from_secs(1), "{gap:?}");
+    }
+}
+
+/// The acknowledgement never reaches the server: it is counted, and the redelivery is recognised.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f40_an_ack_that_is_cut_off_is_counted_and_recognised_later() {
+    let server = server().await;
+    let world: World = world_of(NatsJetStream::on(&server).await).await;
+    let proxy = Proxy::before(server.port()).await;
+    let broker = through(&world, &proxy);
+    publish(&world, 1, 1).await;
+    let builder = world.builder(&["billing"]).broker(broker).ack_wait(SECOND);
+    let mut inbox = builder.build().await.expect("an inbox");
+    proxy.cut_once("+ACK", inbox_tests::servers::Cut::Request);
+    assert_eq!(next(&mut inbox).await, Outcome::Processed);
+    assert_eq!((inbox.report().acked, inbox.report().ack_failures), (0, 1));
+    let start = Instant::now();
+    assert_eq!(next(&mut inbox).await, Outcome::Duplicate);
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert_eq!(proxy.cuts(), 1);
+    assert_eq!(world.probe.total(), 1);
+    assert!(world.settled("billing").await);
+}
+
+/// A handler that hangs is given up with its timeout, and its message comes again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f43_a_handler_that_hangs_does_not_keep_its_message() {
+    let world: World = AnyWorld::new().await;
+    publish(&world, 1, 1).await;
+    world
+        .probe
+        .script(|call| if call.run == 1 { Step::Hang } else { Step::Ok });
+    let inbox = run(&world, "hasty", SECOND).await;
+    effects(&world, 1).await;
+    stop(inbox).await;
+    assert_eq!(world.probe.total(), 2);
+}
+
+/// A durable that lets few messages out, and a stream that does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f54_a_small_cap_slows_and_does_not_stop() {
+    let server = server().await;
+    let world = super::world_on(&server).await;
+    let account = world.broker.account();
+    account.api("STREAM.DELETE.TEST", Value::Null).await;
+    let limits = serde_json::json!({ "consumer_limits": { "max_ack_pending": 2 } });
+    account.make_stream("TEST", &["order.>"], limits).await;
+    publish(&world, 1, 10).await;
+    world.probe.script(|_| Step::Sleep(Duration::from_millis(20)));
+    let inbox = run(&world, "audit", SECOND).await;
+    effects(&world, 10).await;
+    stop(inbox).await;
+    assert_all_done(&world, 10).await;
+    let audit = account.durable("TEST", "audit", ">").await.expect("the durable");
+    assert_eq!(audit["config"]["max_ack_pending"], 2);
+}
+
+/// Messages that a stream has dropped while they were out don't count for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f54_messages_that_expired_while_they_were_out_block_nothing() {
+    let server = server().await;
+    let world = super::world_on(&server).await;
+    let account = world.broker.account();
+    account.api("STREAM.DELETE.TEST", Value::Null).await;
+    account
+        .make_stream(
+            "TEST",
+            &["order.>"],
+            serde_json::json!({ "max_age": 1_000_000_000, "duplicate_window": 1_000_000_000 }),
+        )
+        .await;
+    publish(&world, 1, 4).await;
+    let mut ghosts = source(&world.broker.connect(), SECOND).await;
+    assert!(
+        !ghosts
+            .pull(4, Duration::from_secs(1))
+            .await
+            .expect("the broker")
+            .is_empty()
+    );
+    drop(ghosts);
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    publish(&world, 5, 5).await;
+    let inbox = run(&world, "billing", SECOND).await;
+    eventually("the new one is handled", || async {
+        world.database.effects("billing", "m5").await == 1
+    })
+    .await;
+    stop(inbox).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f55_a_message_that_is_removed_while_it_is_handled_does_no_harm() {
+    let server = server().await;
+    let world = super::world_on(&server).await;
+    let account = world.broker.account();
+    account.api("STREAM.DELETE.TEST", Value::Null).await;
+    account
+        .make_stream("TEST", &["order.>"], serde_json::json!({ "max_msgs_per_subject": 1 }))
+        .await;
+    world.probe.script(|call| match call.id.as_str() {
+        "m1" => Step::Sleep(Duration::from_millis(700)),
+        _ => Step::Ok,
+    });
+    publish(&world, 1, 1).await;
+    let inbox = run(&world, "billing", SECOND).await;
+    eventually("it is handled", || async { world.probe.total() == 1 }).await;
+    publish(&world, 2, 2).await;
+    effects(&world, 2).await;
+    let report = stop(inbox).await;
+    assert_eq!(report.processed, 2, "{report}");
+    assert_all_done(&world, 2).await;
+}
+
+/// A message that fails keeps the ones behind it waiting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ordered_is_strict_order() {
+    let world = world().await;
+    publish(&world, 1, 6).await;
+    world.probe.script(|call| match (call.id.as_str(), call.run) {
+        ("m2", 1..=2) => Step::Fail("not yet"),
+        _ => Step::Ok,
+    });
+    let builder = world.builder_of(super::handlers::MODULE, &["strict"]);
+    let inbox = builder.spawn().await.expect("an inbox");
+    effects(&world, 6).await;
+    stop(inbox).await;
+    let order: Vec<_> = world.probe.calls().into_iter().map(|call| call.id).collect();
+    assert_eq!(order, ["m1", "m2", "m2", "m2", "m3", "m4", "m5", "m6"]);
+    let info = world
+        .broker
+        .account()
+        .durable("TEST", "strict", "order.created")
+        .await
+        .expect("the durable");
+    assert_eq!(info["config"]["max_ack_pending"], 1);
+}

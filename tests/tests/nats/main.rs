@@ -1,0 +1,125 @@
+//! What a NATS server, its other clients and the way to it can do, and what is seen of it.
+
+mod handlers;
+mod hostile;
+mod leases;
+mod login;
+mod publish;
+mod replicas;
+mod start;
+mod survival;
+
+#[cfg(feature = "postgres")]
+mod campaign;
+
+use std::time::Duration;
+
+use inbox_runtime::{Inbox, InboxHandle, Nats};
+use inbox_tests::{
+    Flaky, JetStream, NatsJetStream, Probe, SqliteFile, TestBroker, TestDatabase, eventually,
+    servers::{Proxy, nats::Nats as Server},
+};
+
+type World = inbox_tests::World<NatsJetStream, SqliteFile>;
+
+/// A server of the test's own.
+async fn server() -> Server {
+    let started = tokio::task::spawn_blocking(Server::start).await;
+    started.expect("it ends").expect("a NATS server")
+}
+
+/// A world on a server of its own.
+async fn world_on(server: &Server) -> World {
+    let broker = NatsJetStream::on(server).await;
+    world_of(broker).await
+}
+
+async fn world_of(broker: NatsJetStream) -> World {
+    World {
+        flaky: Flaky::new(broker.connect()),
+        broker,
+        database: SqliteFile::fresh().await,
+        probe: Probe::default(),
+    }
+}
+
+/// A world on the shared server.
+async fn world() -> World {
+    World::new().await
+}
+
+/// The broker of that world, through a proxy.
+fn through(world: &World, proxy: &Proxy) -> Nats {
+    let url = world.broker.account().url();
+    let (before, _) = url.rsplit_once(':').expect("a port");
+    Nats::new(&format!("{before}:{}", proxy.port())).expect("a URL")
+}
+
+/// Publishes `m<from>` to `m<to>`.
+async fn publish(world: &World, from: usize, to: usize) {
+    for number in from..=to {
+        world.publish(&format!("m{number}")).await;
+    }
+}
+
+/// Every message of the group has one effect, and none is left anywhere.
+async fn assert_all_done(world: &World, count: i64) {
+    let number = async |sql: &str| world.database.number(sql).await;
+    assert_eq!(number("SELECT count(*) FROM effects").await, count);
+    assert_eq!(number("SELECT count(DISTINCT msg_id) FROM effects").await, count);
+    assert_eq!(number("SELECT count(*) FROM inbox_events").await, count);
+    assert_eq!(number("SELECT count(*) FROM inbox_dead_letters").await, 0);
+}
+
+/// Waits until there are so many effects.
+async fn effects(world: &World, count: i64) {
+    eventually(&format!("{count} effects"), || async {
+        world.database.number("SELECT count(*) FROM effects").await >= count
+    })
+    .await;
+}
+
+/// Waits until it is ready, or isn't.
+async fn ready(inbox: &InboxHandle, ready: bool) {
+    eventually(&format!("ready is {ready}"), || async { inbox.health().ready == ready }).await;
+}
+
+async fn stop(inbox: InboxHandle) -> inbox_runtime::Report {
+    inbox.stop();
+    inbox.join().await.expect("a clean end")
+}
+
+/// Asserts that an inbox doesn't start; returns what it says.
+async fn refused(builder: inbox_runtime::InboxBuilder) -> String {
+    match builder.build().await {
+        Ok(_) => panic!("it started"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// An inbox of the group with that ack-wait, in the background.
+async fn run(world: &World, group: &str, ack_wait: Duration) -> InboxHandle {
+    world
+        .builder(&[group])
+        .ack_wait(ack_wait)
+        .spawn()
+        .await
+        .expect("an inbox")
+}
+
+async fn build(world: &World, group: &str, ack_wait: Duration) -> Inbox {
+    world
+        .builder(&[group])
+        .ack_wait(ack_wait)
+        .build()
+        .await
+        .expect("an inbox")
+}
+
+/// What the server says about the durable of a group on `order.created`.
+async fn durable(account: &JetStream, group: &str) -> serde_json::Value {
+    account
+        .durable("TEST", group, "order.created")
+        .await
+        .expect("the durable")
+}

@@ -1,0 +1,136 @@
+//! Publishing: what the server confirms, what it takes for a copy, and what other publishers send.
+
+use std::time::Duration;
+
+use inbox_runtime::{Broker, BrokerError, Inbox, Message, Nats, Outcome};
+use inbox_tests::{
+    NatsJetStream, Order, Step, TestBroker, next, nothing_more,
+    servers::{Cut, Proxy},
+};
+use serde_json::json;
+
+use super::{World, server, through, world, world_of};
+
+/// The handler of `short.created`.
+async fn short(world: &World) -> Inbox {
+    let builder = world.builder_of(super::handlers::MODULE, &["short"]);
+    builder.build().await.expect("an inbox")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f36_a_copy_that_the_server_swallows_is_reported() {
+    let world = world().await;
+    world
+        .broker
+        .account()
+        .make_stream("LONG", &["short.created"], json!({}))
+        .await;
+    let order = Order::new("o1").to("short.created").id("m1");
+    let broker = world.broker.connect();
+    let first = broker.publish(order.clone()).await.expect("published");
+    assert!(!first.duplicate);
+    assert!(
+        first.position.starts_with("nats:LONG:") && first.position.ends_with(":1"),
+        "{first:?}"
+    );
+    world.probe.script(|_| Step::Permanent("refused"));
+    let mut inbox = short(&world).await;
+    assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
+    assert_eq!(world.letter("short").await.position, first.position);
+    // Who sends it again at once is told that nothing was stored.
+    let again = Broker::publish(&broker, order).await.expect("answered");
+    assert!(again.duplicate, "{again:?}");
+    assert_eq!(again.position, first.position);
+    nothing_more(&mut inbox).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a2a_a_copy_that_the_server_stores_has_no_second_effect() {
+    let world = world().await;
+    let account = world.broker.account();
+    account
+        .make_stream("SHORT", &["short.created"], json!({ "duplicate_window": 100_000_000 }))
+        .await;
+    let broker = world.broker.connect();
+    let order = Order::new("o1").to("short.created").id("m1");
+    assert!(!broker.publish(order.clone()).await.expect("published").duplicate);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(
+        !broker.publish(order).await.expect("published").duplicate,
+        "the window is over"
+    );
+    let mut inbox = short(&world).await;
+    assert_eq!(next(&mut inbox).await, Outcome::Processed);
+    assert_eq!(next(&mut inbox).await, Outcome::Duplicate);
+    world.assert_done("short", "m1").await;
+}
+
+/// The publisher loses its connection before it hears that the message is stored, and sends it again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a2b_a_confirmation_that_is_lost_means_no_second_effect() {
+    let server = server().await;
+    let world = world_of(NatsJetStream::on(&server).await).await;
+    let proxy = Proxy::before(server.port()).await;
+    let broker = through(&world, &proxy);
+    let order = |id: &'static str| Order::new("o1").to("order.created").id(id);
+    broker.publish(order("m0")).await.expect("published");
+    proxy.cut_once("m1", Cut::Request);
+    let lost = broker.publish(order("m1")).await.expect_err("cut");
+    assert!(matches!(lost, BrokerError::Unavailable { .. }), "{lost}");
+    inbox_tests::eventually("it is connected again", || async {
+        broker.publish(order("m1")).await.is_ok()
+    })
+    .await;
+    let mut inbox = world.inbox(&["billing"]).await;
+    inbox.run_until_idle().await.expect("the broker");
+    world.assert_done("billing", "m0").await;
+    world.assert_done("billing", "m1").await;
+}
+
+/// As nats-outbox writes them: a user's headers, its own id, and JSON with spaces.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_nats_outbox_publishes_is_handled_by_its_id() {
+    let world = world().await;
+    let account = world.broker.account();
+    let id = "d4ed5092-46d6-4663-bee9-cdc1a8e7e74e";
+    let headers = format!("NATS/1.0\r\nn: 5\r\nNats-Msg-Id: {id}\r\ntraceparent: 00-x\r\n\r\n");
+    let body = "{\"amount\": 3, \"order_id\": \"é\", \"x\": [1, 2], \"zeta\": 1}";
+    account.publish_raw("order.created", &headers, body.as_bytes()).await;
+    let mut inbox = world.inbox(&["billing"]).await;
+    assert_eq!(next(&mut inbox).await, Outcome::Processed);
+    world.assert_done("billing", id).await;
+    let call = world.probe.calls().remove(0);
+    assert_eq!((call.order.order_id.as_str(), call.order.amount), ("é", 3));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_published_says_why() {
+    let world = world().await;
+    let broker = world.broker.connect();
+    for (message, expected) in [
+        (Message::new("order.*", "{}"), "wildcard"),
+        (
+            Message::new("nowhere.at.all", "{}"),
+            "no stream holds the subject nowhere.at.all",
+        ),
+        (Message::null("order.created"), "null payload"),
+        (Message::new("order.created", "{}").header("a", &b"\xff"[..]), "UTF-8"),
+    ] {
+        let problem = broker.publish(message).await.expect_err(expected);
+        assert!(matches!(problem, BrokerError::Invalid(_)), "{problem}");
+        assert!(problem.to_string().contains(expected), "{problem}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_is_made_only_when_it_is_asked_for() {
+    let server = server().await;
+    let message = || Message::new("order.created", "{}");
+    let url = format!("nats://127.0.0.1:{}", server.port());
+    let plain = Nats::new(&url).expect("a URL");
+    assert!(plain.publish(message()).await.is_err());
+    let making = Nats::new(&format!("{url}?create_stream=ORDERS:order.*")).expect("a URL");
+    let published = making.publish(message()).await.expect("published");
+    assert!(published.position.starts_with("nats:ORDERS:"), "{published:?}");
+    plain.publish(message()).await.expect("it is there now");
+}

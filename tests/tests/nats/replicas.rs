@@ -1,0 +1,35 @@
+//! Several programs that share a group's work, and come and go.
+
+use std::time::{Duration, Instant};
+
+use inbox_tests::{Settled, Step, TestBroker, eventually};
+
+use super::{assert_all_done, effects, publish, run, stop, world};
+
+/// Each takes its turn at stopping. Leases last for half a minute, so a message that waited for one would be seen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn graceful_stops_leave_no_message_behind() {
+    let world = world().await;
+    world.probe.script(|_| Step::Sleep(Duration::from_millis(3)));
+    publish(&world, 1, 300).await;
+    let lease = Duration::from_secs(30);
+    let mut replicas = [run(&world, "audit", lease).await, run(&world, "audit", lease).await];
+    let start = Instant::now();
+    let mut processed = 0;
+    for round in 0..6_usize {
+        effects(&world, i64::try_from(round * 40 + 20).expect("small")).await;
+        let next = run(&world, "audit", lease).await;
+        processed += stop(std::mem::replace(&mut replicas[round % 2], next)).await.processed;
+    }
+    effects(&world, 300).await;
+    eventually("settled", || async {
+        world.broker.settled("audit", ">").await == Some(Settled::ALL)
+    })
+    .await;
+    assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
+    for replica in replicas {
+        processed += stop(replica).await.processed;
+    }
+    assert_eq!(processed, 300);
+    assert_all_done(&world, 300).await;
+}

@@ -1,0 +1,256 @@
+//! What is deleted, killed or cut off under load, and how it goes on.
+
+use std::time::{Duration, Instant};
+
+use inbox_tests::{Settled, Step, TestBroker, TestDatabase, eventually, servers::Proxy};
+use serde_json::{Value, json};
+
+use super::{World, assert_all_done, durable, effects, publish, ready, run, server, stop, through, world, world_on};
+
+/// Long enough that a test which waits for it is seen to hang.
+const LONG: Duration = Duration::from_secs(30);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn slowly(world: &World) {
+    world.probe.script(|_| Step::Sleep(Duration::from_millis(5)));
+}
+
+async fn delete_durable(world: &World) {
+    let deleted = world
+        .broker
+        .account()
+        .api("CONSUMER.DELETE.TEST.billing@order,created", Value::Null)
+        .await;
+    assert_eq!(deleted["success"], true, "{deleted}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f48_a_durable_that_is_deleted_is_made_anew_after_what_was_settled() {
+    let world = world().await;
+    slowly(&world);
+    publish(&world, 1, 100).await;
+    let inbox = run(&world, "billing", SECOND).await;
+    for count in [20, 60] {
+        effects(&world, count).await;
+        delete_durable(&world).await;
+    }
+    effects(&world, 100).await;
+    publish(&world, 101, 110).await;
+    effects(&world, 110).await;
+    eventually("settled", || world.settled("billing")).await;
+    ready(&inbox, true).await;
+    let report = stop(inbox).await;
+    assert_eq!(report.processed, 110, "{report}");
+    assert_all_done(&world, 110).await;
+}
+
+/// It knows how far it was: what was settled long ago isn't even looked at again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f48_a_new_durable_begins_after_the_last_floor() {
+    let world = world().await;
+    publish(&world, 1, 50).await;
+    let inbox = run(&world, "billing", LONG).await;
+    effects(&world, 50).await;
+    // The floor is looked at every five seconds.
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    delete_durable(&world).await;
+    publish(&world, 51, 60).await;
+    effects(&world, 60).await;
+    eventually("settled", || world.settled("billing")).await;
+    let report = stop(inbox).await;
+    assert_eq!((report.processed, report.duplicate), (60, 0), "{report}");
+    let begun = durable(world.broker.account(), "billing").await["config"]["opt_start_seq"].clone();
+    assert_eq!(begun, 51);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f48_a_stream_that_is_deleted_and_made_anew_is_read_from_its_first_message() {
+    let world = world().await;
+    slowly(&world);
+    let account = world.broker.account();
+    publish(&world, 1, 40).await;
+    let inbox = run(&world, "billing", SECOND).await;
+    effects(&world, 20).await;
+    account.api("STREAM.DELETE.TEST", Value::Null).await;
+    ready(&inbox, false).await;
+    let before = world.database.number("SELECT count(*) FROM effects").await;
+    account.make_stream("TEST", &["order.>"], json!({})).await;
+    // Numbered as the old ones were, and without ids of their own their positions tell them apart.
+    publish(&world, 101, 140).await;
+    eventually("all of the new stream", || async {
+        world
+            .database
+            .number("SELECT count(*) FROM effects WHERE msg_id > 'm1' AND length(msg_id) = 4")
+            .await
+            == 40
+    })
+    .await;
+    ready(&inbox, true).await;
+    stop(inbox).await;
+    let number = async |sql: &str| world.database.number(sql).await;
+    assert!(number("SELECT count(*) FROM effects").await >= before + 40);
+    assert_eq!(number("SELECT count(*) - count(DISTINCT msg_id) FROM effects").await, 0);
+}
+
+/// Nobody hears of it: no request is out while every worker is busy, or the connection is cut.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f49_a_durable_that_is_deleted_unheard_is_found_missing() {
+    let server = server().await;
+    let world = world_on(&server).await;
+    let proxy = Proxy::before(server.port()).await;
+    let builder = world
+        .builder(&["billing"])
+        .broker(through(&world, &proxy))
+        .ack_wait(SECOND);
+    let inbox = builder.spawn().await.expect("an inbox");
+    publish(&world, 1, 1).await;
+    effects(&world, 1).await;
+    proxy.cut();
+    ready(&inbox, false).await;
+    delete_durable(&world).await;
+    proxy.heal();
+    publish(&world, 2, 2).await;
+    let start = Instant::now();
+    effects(&world, 2).await;
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    ready(&inbox, true).await;
+    stop(inbox).await;
+    assert_all_done(&world, 2).await;
+}
+
+/// A stream in memory is gone with its server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f49_a_stream_in_memory_that_is_lost_is_waited_for() {
+    let server = server().await;
+    let world = world_on(&server).await;
+    let account = world.broker.account();
+    account.api("STREAM.DELETE.TEST", Value::Null).await;
+    let memory = || account.make_stream("TEST", &["order.>"], json!({ "storage": "memory" }));
+    memory().await;
+    publish(&world, 1, 5).await;
+    let inbox = run(&world, "billing", SECOND).await;
+    effects(&world, 5).await;
+    server.kill();
+    server.resume().expect("the server");
+    ready(&inbox, false).await;
+    assert!(inbox.health().live);
+    memory().await;
+    publish(&world, 6, 10).await;
+    effects(&world, 10).await;
+    ready(&inbox, true).await;
+    stop(inbox).await;
+    assert_all_done(&world, 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f50_a_server_that_is_killed_ten_times_loses_nothing() {
+    let server = server().await;
+    let world = world_on(&server).await;
+    slowly(&world);
+    let inbox = run(&world, "audit", SECOND).await;
+    for round in 0..10 {
+        publish(&world, round * 20 + 1, round * 20 + 20).await;
+        effects(&world, i64::try_from(round * 20 + 5).expect("small")).await;
+        // The last one stops it as an operator does.
+        if round == 9 {
+            server.stop()
+        } else {
+            server.kill()
+        }
+        server.resume().expect("the server");
+    }
+    effects(&world, 200).await;
+    eventually("settled", || async {
+        world.broker.settled("audit", ">").await == Some(Settled::ALL)
+    })
+    .await;
+    ready(&inbox, true).await;
+    stop(inbox).await;
+    assert_all_done(&world, 200).await;
+}
+
+/// How many messages its clients have sent to the server.
+async fn received(server: &inbox_tests::servers::nats::Nats) -> u64 {
+    let port = server.monitor_port();
+    let answer = tokio::task::spawn_blocking(move || {
+        use std::io::{Read, Write};
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).expect("the monitor");
+        stream.write_all(b"GET /varz HTTP/1.0\r\n\r\n").expect("asked");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer
+    })
+    .await
+    .expect("it ends");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+    let varz: Value = serde_json::from_str(body).expect("JSON");
+    varz["in_msgs"].as_u64().expect("a number")
+}
+
+/// While the stream is missing it is asked for now and then, not in a loop.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f51_what_is_missing_is_not_asked_for_in_a_loop() {
+    let server = server().await;
+    let world = world_on(&server).await;
+    let account = world.broker.account();
+    let inbox = run(&world, "billing", LONG).await;
+    account.api("STREAM.DELETE.TEST", Value::Null).await;
+    ready(&inbox, false).await;
+    let before = received(&server).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let asked = received(&server).await - before;
+    assert!((1..40).contains(&asked), "{asked} messages in two seconds");
+    // The same while it is there and idle.
+    account.make_stream("TEST", &["order.>"], json!({})).await;
+    ready(&inbox, true).await;
+    let before = received(&server).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let asked = received(&server).await - before;
+    assert!(asked < 40, "{asked} messages in two seconds");
+    stop(inbox).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f57_stopping_leaves_the_durable_as_it_is() {
+    let world = world().await;
+    let mut created = None;
+    for round in 0..5 {
+        let inbox = run(&world, "billing", LONG).await;
+        publish(&world, round * 3 + 1, round * 3 + 3).await;
+        let done = i64::try_from(round * 3 + 3).expect("small");
+        effects(&world, done).await;
+        stop(inbox).await;
+        let info = durable(world.broker.account(), "billing").await;
+        assert_eq!(info["ack_floor"]["stream_seq"], done, "{info}");
+        assert_eq!(*created.get_or_insert(info["created"].clone()), info["created"]);
+    }
+    assert_eq!(world.probe.total(), 15);
+    assert_all_done(&world, 15).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cut_connection_is_made_anew_and_nothing_is_lost() {
+    let server = server().await;
+    let world = world_on(&server).await;
+    let proxy = Proxy::before(server.port()).await;
+    slowly(&world);
+    let builder = world
+        .builder(&["audit"])
+        .broker(through(&world, &proxy))
+        .ack_wait(SECOND);
+    let inbox = builder.spawn().await.expect("an inbox");
+    for round in 0..5 {
+        publish(&world, round * 20 + 1, round * 20 + 20).await;
+        effects(&world, i64::try_from(round * 20 + 5).expect("small")).await;
+        proxy.cut();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        proxy.heal();
+    }
+    effects(&world, 100).await;
+    eventually("settled", || async {
+        world.broker.settled("audit", ">").await == Some(Settled::ALL)
+    })
+    .await;
+    stop(inbox).await;
+    assert_all_done(&world, 100).await;
+}
