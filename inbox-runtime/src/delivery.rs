@@ -87,6 +87,8 @@ pub struct Message {
     pub subject: String,
     /// Its headers.
     pub headers: Headers,
+    /// What it is about, where the broker has that: messages of one key stay in order. Kafka chooses the partition by it.
+    pub key: Option<Bytes>,
     /// Its body; `None` is a null payload, which is something else than an empty one.
     pub payload: Option<Bytes>,
 }
@@ -98,6 +100,7 @@ impl Message {
         Self {
             subject: subject.into(),
             headers: Headers::new(),
+            key: None,
             payload: Some(payload.into()),
         }
     }
@@ -108,6 +111,7 @@ impl Message {
         Self {
             subject: subject.into(),
             headers: Headers::new(),
+            key: None,
             payload: None,
         }
     }
@@ -125,6 +129,13 @@ impl Message {
     #[must_use]
     pub fn id(self, id: impl Into<Bytes>) -> Self {
         self.header("message_id", id)
+    }
+
+    /// Sets the key; a broker without keys ignores it.
+    #[must_use]
+    pub fn key(mut self, key: impl Into<Bytes>) -> Self {
+        self.key = Some(key.into());
+        self
     }
 
     /// Adds a header.
@@ -145,6 +156,8 @@ pub struct Delivery {
     pub subject: String,
     /// Its headers.
     pub headers: Headers,
+    /// Its key, where the broker has keys.
+    pub key: Option<Bytes>,
     /// Its body; `None` is a null payload.
     pub payload: Option<Bytes>,
     /// Where the broker keeps the message: the same at each redelivery of the same stored message, another for every
@@ -165,6 +178,7 @@ impl Delivery {
         Self {
             subject: subject.into(),
             headers: Headers::new(),
+            key: None,
             payload: None,
             position: position.into(),
             delivery_count: None,

@@ -153,6 +153,8 @@ pub use sqlx;
 
 #[cfg(feature = "embedded")]
 pub use broker::embedded::{self, Embedded};
+#[cfg(feature = "kafka")]
+pub use broker::kafka::{self, Kafka};
 #[cfg(feature = "nats")]
 pub use broker::nats::{self, Nats};
 pub use broker::{Broker, BrokerError, Lease, Published, Source, SourceStatus, Subscription};
@@ -161,7 +163,8 @@ pub use dead_letters::{DeadLetterQuery, DeadLetters, dead_letters};
 pub use delivery::{Delivery, Headers, Message};
 pub use error::{Error, StartErrors};
 pub use extract::{
-    DeliveryContext, FromDelivery, Header, HeaderName, Json, Meta, MetaBuilder, Rejection, State, States,
+    DeliveryContext, Envelope, FromDelivery, Header, HeaderName, Json, Meta, MetaBuilder, Rejection, State, States,
+    VersionedEnvelope,
 };
 pub use inbox::{HandlerHealth, Health, HealthHandle, Inbox, InboxBuilder, InboxHandle};
 pub use outcome::{Handled, HandlerError, IntoOutcome, Outcome};

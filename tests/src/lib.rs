@@ -17,6 +17,8 @@ mod script;
 pub mod servers;
 mod world;
 
+#[cfg(feature = "kafka")]
+pub use broker::KafkaCluster;
 pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
 #[cfg(feature = "nats")]
 pub use broker::{JetStream, NatsJetStream};
@@ -36,6 +38,10 @@ macro_rules! process_suite {
         $crate::suite!(@pair embedded_sqlite, $crate::EmbeddedFile, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(feature = "postgres")]
         $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "kafka")]
+        $crate::suite!(@pair kafka_sqlite, $crate::KafkaCluster, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(all(feature = "kafka", feature = "postgres"))]
+        $crate::suite!(@pair kafka_postgres, $crate::KafkaCluster, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
         #[cfg(feature = "nats")]
         $crate::suite!(@pair nats_sqlite, $crate::NatsJetStream, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(all(feature = "nats", feature = "postgres"))]
@@ -74,6 +80,10 @@ macro_rules! suite {
         $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
         #[cfg(feature = "postgres")]
         $crate::suite!(@pair memory_postgres, $crate::EmbeddedMemory, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "kafka")]
+        $crate::suite!(@pair kafka_sqlite, $crate::KafkaCluster, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(all(feature = "kafka", feature = "postgres"))]
+        $crate::suite!(@pair kafka_postgres, $crate::KafkaCluster, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
         #[cfg(feature = "nats")]
         $crate::suite!(@pair nats_sqlite, $crate::NatsJetStream, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(all(feature = "nats", feature = "postgres"))]

@@ -75,7 +75,12 @@ impl WorkerCommand {
     #[must_use]
     pub fn on<B: TestBroker, D: TestDatabase>(program: &str, mode: Mode, world: &World<B, D>, group: &str) -> Self {
         let broker = world.broker.url().expect("a broker that another process can reach");
-        Self::new(program, mode, &broker, &world.database.url(), group).env("INBOX_TEST_HANDLERS", D::HANDLERS)
+        let command =
+            Self::new(program, mode, &broker, &world.database.url(), group).env("INBOX_TEST_HANDLERS", D::HANDLERS);
+        let variables = world.broker.variables();
+        variables
+            .iter()
+            .fold(command, |command, (name, value)| command.env(name, value))
     }
 
     /// Sets a variable of its environment.

@@ -87,7 +87,13 @@ async fn a_message_that_can_not_be_decoded_is_there_at_once<B: TestBroker, D: Te
         assert_eq!(next(&mut inbox).await, Outcome::DeadLettered, "{group}");
         assert_eq!(world.probe.total(), 0);
         let letter = world.letter(group).await;
-        assert_eq!((letter.reason, letter.attempts), (Reason::Rejected, 0), "{group}");
+        // Where nobody counts deliveries the first one is taken for a redelivery, and so its attempt is on record.
+        let attempts = u32::from(!B::COUNTS && group != "at-most-once");
+        assert_eq!(
+            (letter.reason, letter.attempts),
+            (Reason::Rejected, attempts),
+            "{group}"
+        );
         assert!(letter.error.contains("JSON"), "{}", letter.error);
         assert_eq!(letter.payload.as_deref(), Some(&b"{ not JSON"[..]));
         assert_eq!(inbox.report().acked, 1, "{group}");
@@ -358,11 +364,20 @@ async fn a_long_replay_keeps_no_lease_from_being_prolonged<B: TestBroker, D: Tes
         world.settled("billing").await && world.letters("billing").await.is_empty()
     })
     .await;
-    for (inbox, processed) in [(inbox, 2), (other, 0)] {
+    let mut processed = Vec::new();
+    for inbox in [inbox, other] {
         inbox.stop();
         let report = inbox.join().await.expect("stopped");
-        assert_eq!((report.processed, report.duplicate), (processed, 0), "{report}");
+        assert!(report.duplicate == 0 || !B::LEASES, "{report}");
+        processed.push(report.processed);
     }
+    world.assert_done("billing", "m2").await;
+    if !B::LEASES {
+        // The other one was given the partition.
+        assert_eq!(processed.iter().sum::<u64>(), 2, "{processed:?}");
+        return;
+    }
+    assert_eq!(processed, [2, 0]);
     let calls = world.probe.calls();
     let last = calls.last().expect("a call");
     assert_eq!((last.id.as_str(), last.delivery_count), ("m2", Some(1)), "it came once");

@@ -44,6 +44,10 @@ async fn waits_and_is_given_back<B: TestBroker, D: TestDatabase>(group: &str) ->
     })
     .await;
     waiting.stop();
+    if !B::COUNTS {
+        // Its first message is taken for a redelivery, whose attempt waits for the database too.
+        gate.add_permits(1);
+    }
     // It ends while billing still has the database, and before the shutdown timeout of 25 s.
     let joined = tokio::time::timeout(Duration::from_secs(15), waiting.join()).await;
     let report = joined.expect("an end in time").expect("a clean end");

@@ -20,7 +20,8 @@ process_suite!(
     f16_a_process_starts_while_a_handler_of_another_has_the_database,
 );
 
-/// `max_attempts` is 3. The first attempt is not written before it is made, those of redeliveries are.
+/// `max_attempts` is 3. The first attempt is not written before it is made, those of redeliveries are, and where the broker
+/// doesn't count deliveries the first one is taken for one.
 async fn a_handler_that_aborts_the_process_ends_in_the_dead_letter<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     for id in ["m1", "m2", "m3"] {
@@ -51,7 +52,8 @@ async fn a_handler_that_aborts_the_process_ends_in_the_dead_letter<B: TestBroker
         deaths += 1;
         assert!(deaths < 10, "the message kills one process after the other: {ended:#?}");
     }
-    assert_eq!((deaths, runs), (4, 4));
+    let expected = if B::COUNTS { 4 } else { 3 };
+    assert_eq!((deaths, runs), (expected, expected));
     world.assert_untouched("billing", "m1").await;
     world.assert_done("billing", "m2").await;
     world.assert_done("billing", "m3").await;
@@ -65,10 +67,11 @@ async fn a_handler_that_aborts_the_process_ends_in_the_dead_letter<B: TestBroker
     );
 }
 
-/// Three processes share the work, one of which is killed every 300 ms until all is done; handlers fail one time in five.
+/// Three processes share the work, one of which is killed at short intervals until all is done; handlers fail one time in five.
 async fn b18_random_kills_and_failures_leave_every_effect_once<B: TestBroker, D: TestDatabase>() {
     let count: u32 = if long() { 2_000 } else { 300 };
     let world = World::<B, D>::new().await;
+    world.broker.spread("order.created").await;
     for number in 0..count {
         world.publish(&format!("m{number}")).await;
     }
@@ -86,7 +89,7 @@ async fn b18_random_kills_and_failures_leave_every_effect_once<B: TestBroker, D:
             Instant::now() < deadline,
             "not done after {kills} kills and {runs} runs"
         );
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::time::sleep(B::KILLS).await;
         let victim = fastrand::usize(..workers.len());
         let ended = std::mem::replace(&mut workers[victim], start()).kill().await;
         assert!(ended.killed_by(Signal::KILL), "{ended:#?}");

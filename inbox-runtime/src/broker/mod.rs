@@ -3,6 +3,7 @@
 use std::{error::Error as StdError, fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 use crate::{
+    config::Config,
     delivery::{Delivery, Message},
     registry::StartPosition,
     store::BoxFuture,
@@ -10,6 +11,8 @@ use crate::{
 
 #[cfg(feature = "embedded")]
 pub mod embedded;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 #[cfg(feature = "nats")]
 pub mod nats;
 mod status;
@@ -20,7 +23,7 @@ pub use status::SourceStatus;
 /// A message broker, as the runtime uses it. Implement it to add a broker or to wrap one.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a broker",
-    note = "use `Embedded` (feature `embedded`) or `Nats` (feature `nats`), or implement `Broker`"
+    note = "use `Embedded` (feature `embedded`), `Kafka` (feature `kafka`) or `Nats` (feature `nats`), or implement `Broker`"
 )]
 pub trait Broker: Send + Sync + 'static {
     /// Where the deliveries of one subscription come from.
@@ -237,7 +240,7 @@ impl BrokerError {
 pub(crate) const EXAMPLE_URL: &str = "embedded:broker.db";
 
 /// The broker that a URL names; a line for each that is compiled in. The error says what to write instead.
-pub(crate) fn connect(url: &str) -> Result<DynBroker, String> {
+pub(crate) fn connect(url: &str, config: &Config) -> Result<DynBroker, String> {
     let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
     let rest = rest.strip_prefix("//").unwrap_or(rest);
     match scheme {
@@ -247,6 +250,8 @@ pub(crate) fn connect(url: &str) -> Result<DynBroker, String> {
         "embedded" if !rest.is_empty() => Ok(DynBroker::new(embedded::Embedded::file(rest))),
         #[cfg(feature = "embedded")]
         "embedded" => Err("the broker's URL names no file; write embedded:broker.db or embedded:memory".to_owned()),
+        #[cfg(feature = "kafka")]
+        "kafka" => kafka::Kafka::from_url(rest, &config.kafka).map(DynBroker::new),
         #[cfg(feature = "nats")]
         "nats" | "tls" => match nats::Nats::new(url) {
             Ok(broker) => Ok(DynBroker::new(broker)),
@@ -254,10 +259,12 @@ pub(crate) fn connect(url: &str) -> Result<DynBroker, String> {
         },
         _ => {
             // The rest of the URL may have a password.
-            let _ = rest;
+            let _ = (rest, config);
             let built_in: &[&str] = &[
                 #[cfg(feature = "embedded")]
                 "embedded",
+                #[cfg(feature = "kafka")]
+                "kafka",
                 #[cfg(feature = "nats")]
                 "nats",
             ];

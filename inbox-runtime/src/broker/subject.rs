@@ -1,7 +1,7 @@
 //! Subjects: which messages a pattern takes, and whether two patterns can take the same one.
 
 /// Whether `pattern` takes messages of `subject`.
-#[cfg(any(feature = "embedded", test))]
+#[cfg(any(feature = "embedded", feature = "kafka", test))]
 pub(crate) fn matches(pattern: &str, subject: &str) -> bool {
     let mut tokens = subject.split('.');
     for wanted in pattern.split('.') {

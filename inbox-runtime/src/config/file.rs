@@ -59,9 +59,11 @@ impl<'a> File<'a> {
                 }
             } else if name == "handlers" {
                 self.handlers(value, &place, config);
+            } else if name == "kafka" {
+                self.kafka(value, &place, config);
             } else {
                 let known = settings::ROWS.iter().filter_map(|row| row.setting.key);
-                self.unknown(&place, "a setting", name, known.chain(["handlers"]));
+                self.unknown(&place, "a setting", name, known.chain(["handlers", "kafka"]));
             }
         }
     }
@@ -80,6 +82,34 @@ impl<'a> File<'a> {
                     &format!(
                         "what is said of a handler is a table; write `[handlers.\"{}\"]`",
                         key.get_ref()
+                    ),
+                ),
+            }
+        }
+    }
+
+    /// The table behind `kafka`.
+    fn kafka(&mut self, value: Spanned<DeValue<'_>>, place: &str, config: &mut Config) {
+        let DeValue::Table(properties) = value.into_inner() else {
+            return self.problem(place, "`kafka` is a table of librdkafka's properties; write `[kafka]`");
+        };
+        for (name, value) in properties {
+            let place = self.place(&name.span());
+            let text = match value.get_ref() {
+                DeValue::String(text) => Some(text.trim().to_owned()),
+                DeValue::Integer(number) => number_of(number),
+                DeValue::Boolean(flag) => Some(flag.to_string()),
+                _ => None,
+            };
+            let name = name.into_inner();
+            match text {
+                Some(text) => drop(config.kafka.insert(name.into_owned(), text)),
+                None => self.problem(
+                    &place,
+                    &format!(
+                        "the value of `{}` is neither text, a whole number nor a flag; write the whole name in quotes, as in \
+                         `\"session.timeout.ms\" = 10000`",
+                        name.escape_debug()
                     ),
                 ),
             }

@@ -3,6 +3,7 @@
 //! What there is to set is in [`reference`].
 
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     fmt,
     net::SocketAddr,
@@ -54,6 +55,8 @@ pub(crate) struct Config {
     pub(crate) transaction_pooler: Option<bool>,
     pub(crate) shutdown_timeout: Option<Duration>,
     pub(crate) http_addr: Option<Given<SocketAddr>>,
+    /// The properties of librdkafka.
+    pub(crate) kafka: BTreeMap<String, String>,
     pub(crate) overrides: Overrides,
 }
 
@@ -70,7 +73,7 @@ impl Config {
         variables: impl Iterator<Item = (String, OsString)>,
         problems: &mut Vec<String>,
     ) -> Self {
-        let (mut values, mut named) = (Vec::new(), None);
+        let (mut values, mut kafka, mut named) = (Vec::new(), Vec::new(), None);
         for (name, value) in variables {
             // A variable that is set to nothing is how many a platform says "unset".
             if value.is_empty() {
@@ -80,6 +83,10 @@ impl Config {
                 named = Some(PathBuf::from(value));
             } else if let Some(row) = settings::ROWS.iter().find(|row| row.setting.variable == Some(&name)) {
                 values.push((row, name, value));
+            } else if let Some(property) = name.strip_prefix(settings::KAFKA_PREFIX) {
+                // No property of librdkafka has an underscore.
+                let property = property.to_ascii_lowercase().replace('_', ".");
+                kafka.push((property, name, value));
             } else {
                 warn_unknown(&name);
             }
@@ -93,6 +100,14 @@ impl Config {
             // The database that the environment names wins, also over a more special name of it in the file.
             config.sqlite_url = None;
             config.postgres_url = None;
+        }
+        for (property, name, value) in kafka {
+            match value.into_string() {
+                Ok(value) => {
+                    config.kafka.insert(property, value.trim().to_owned());
+                }
+                Err(_) => problems.push(format!("the environment variable {name}: it is not UTF-8")),
+            }
         }
         for (row, name, value) in values {
             let set = match value.to_str().map(str::trim) {

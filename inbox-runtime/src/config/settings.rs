@@ -39,6 +39,8 @@ pub enum Kind {
     Flag,
     /// Several words: separated by commas in a variable, an array in the file.
     List,
+    /// Several words with a value each: a variable for each, a table in the file.
+    Table,
 }
 
 impl Kind {
@@ -52,6 +54,7 @@ impl Kind {
             Self::Number => "number",
             Self::Flag => "flag",
             Self::List => "list",
+            Self::Table => "table",
         }
     }
 }
@@ -76,6 +79,19 @@ pub(super) const CONFIG: Setting = Setting {
     meaning: "the file with settings; one that is named must be there",
 };
 
+/// What the variables begin with that are properties of librdkafka.
+pub(super) const KAFKA_PREFIX: &str = "INBOX_KAFKA_";
+
+/// The properties of librdkafka: a variable for each, and a table in the file.
+const KAFKA: Setting = Setting {
+    variable: Some("INBOX_KAFKA_…"),
+    key: Some("kafka"),
+    kind: Kind::Table,
+    default: None,
+    example: "{ \"session.timeout.ms\" = 10000 }",
+    meaning: "properties of librdkafka, as INBOX_KAFKA_SESSION_TIMEOUT_MS is `session.timeout.ms`",
+};
+
 const fn row(
     variable: &'static str,
     key: &'static str,
@@ -96,8 +112,7 @@ const fn row(
     Row { setting, set }
 }
 
-/// Every setting of the whole program. Those of one broker stand together at the end, named after it: `INBOX_KAFKA_…`
-/// is `kafka_…` in the file.
+/// Every setting of the whole program that has one value.
 #[rustfmt::skip]
 pub(super) const ROWS: [Row; 13] = [
     row("DATABASE_URL", "database_url", Kind::Url, None, "\"sqlite://app.db\"",
@@ -204,7 +219,7 @@ pub(super) const OF_HANDLERS: [Setting; 4] = [
 #[must_use]
 pub fn reference() -> Vec<Setting> {
     let whole = std::iter::once(CONFIG).chain(ROWS.iter().map(|row| row.setting));
-    whole.chain(OF_HANDLERS).collect()
+    whole.chain([KAFKA]).chain(OF_HANDLERS).collect()
 }
 
 #[allow(clippy::unnecessary_wraps, reason = "of the shape of the other setters")]

@@ -119,6 +119,32 @@ fn the_environment_goes_before_the_file() {
 }
 
 #[test]
+fn properties_of_librdkafka_come_from_both() {
+    let text = "[kafka]\n\"session.timeout.ms\" = 10_000\n\"client.id\" = \"shop\"\n\"socket.keepalive.enable\" = true";
+    let (config, problems) = read(&[("INBOX_KAFKA_CLIENT_ID", "till")], text);
+    assert_eq!(problems, [""; 0]);
+    let properties: Vec<_> = config
+        .kafka
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
+    let expected = [
+        ("client.id", "till"),
+        ("session.timeout.ms", "10000"),
+        ("socket.keepalive.enable", "true"),
+    ];
+    assert_eq!(properties, expected);
+
+    let (_, problems) = read(&[], "[kafka]\nsession.timeout.ms = 10_000");
+    assert_eq!(problems.len(), 1);
+    assert!(
+        problems[0].starts_with("inbox.toml:2: ") && problems[0].contains("in quotes"),
+        "{}",
+        problems[0]
+    );
+}
+
+#[test]
 fn a_problem_of_the_file_has_its_line_and_what_to_write() {
     let text = "ack_wait = \"soon\"\n\npool_size = \"10\"\nmigrate = \"yes\"\nINBOX_LOCK_WIAT = \"1s\"\ngroups = \"billing\"\n";
     let mut found = problems(text);

@@ -13,9 +13,11 @@ use serde::de::DeserializeOwned;
 
 use crate::delivery::{Delivery, Headers};
 
+mod envelope;
 mod header;
 mod meta;
 
+pub use envelope::{Envelope, VersionedEnvelope};
 pub use header::{Header, HeaderName};
 pub use meta::{Meta, MetaBuilder};
 

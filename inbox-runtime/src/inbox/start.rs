@@ -217,7 +217,7 @@ fn broker(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String
         ));
         return None;
     };
-    broker::connect(&url)
+    broker::connect(&url, config)
         .map_err(|problem| problems.push(format!("{place}: {problem}")))
         .ok()
 }

@@ -5,10 +5,14 @@ use std::time::Duration;
 use inbox_runtime::{Broker, Message};
 
 mod embedded;
+#[cfg(feature = "kafka")]
+mod kafka;
 #[cfg(feature = "nats")]
 mod nats;
 
 pub use embedded::{EmbeddedFile, EmbeddedMemory};
+#[cfg(feature = "kafka")]
+pub use kafka::KafkaCluster;
 #[cfg(feature = "nats")]
 pub use nats::{JetStream, NatsJetStream};
 
@@ -39,11 +43,26 @@ pub trait TestBroker: Clone + Send + Sync + 'static {
     /// How long the value of a header may be, in bytes.
     const LONGEST_HEADER: usize = usize::MAX;
 
+    /// Whether it counts the deliveries of a message.
+    const COUNTS: bool = true;
+
+    /// Whether a message that is not settled goes to another consumer when a lease runs out, and not before.
+    const LEASES: bool = true;
+
+    /// The time between two kills of its consumers that leaves them time to work.
+    const KILLS: Duration = Duration::from_millis(300);
+
     /// A broker with nothing on it.
     async fn fresh() -> Self;
 
     /// A connection to it, as another process would have one where the broker outlives a process.
     fn connect(&self) -> Self::Broker;
+
+    /// Lets messages of a subject be handled several at a time, where their order would keep them from that. Before the
+    /// first is published.
+    async fn spread(&self, subject: &str) {
+        let _ = subject;
+    }
 
     /// Publishes a message.
     async fn publish(&self, message: Message);
@@ -53,6 +72,11 @@ pub trait TestBroker: Clone + Send + Sync + 'static {
 
     /// Its URL, for another process; `None` if no other process can reach it.
     fn url(&self) -> Option<String>;
+
+    /// What else another process must have in its environment.
+    fn variables(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
 
     /// Lets time pass on the broker, so that leases run out and what waits for its back-off comes: by its test clock where
     /// it has one.

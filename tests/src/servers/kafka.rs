@@ -5,6 +5,7 @@ use std::{
     net::TcpStream,
     path::{Path, PathBuf},
     process::Command,
+    sync::OnceLock,
 };
 
 use rustix::process::Signal;
@@ -127,9 +128,14 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs=data
-num.partitions=3
+num.partitions=1
 auto.create.topics.enable=false
 group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=500
+group.consumer.min.session.timeout.ms=500
+group.consumer.session.timeout.ms=2000
+group.consumer.min.heartbeat.interval.ms=100
+group.consumer.heartbeat.interval.ms=200
 broker.session.timeout.ms=1500
 broker.heartbeat.interval.ms=300
 offsets.topic.replication.factor=1
@@ -155,6 +161,45 @@ const POM: &str = "<project>
   </dependencies>
 </project>
 ";
+
+/// The server that the tests of this process share.
+#[derive(Debug)]
+pub enum Shared {
+    /// Started for this process.
+    Own(Kafka),
+    /// Somebody else's.
+    Given(String),
+}
+
+impl Shared {
+    /// The shared server, started at first use.
+    ///
+    /// # Panics
+    ///
+    /// When it can't be started.
+    pub fn get() -> &'static Self {
+        static SHARED: OnceLock<Shared> = OnceLock::new();
+        SHARED.get_or_init(|| match given() {
+            Some(brokers) => Self::Given(brokers),
+            None => Self::Own(Kafka::start().unwrap_or_else(|error| panic!("{error}"))),
+        })
+    }
+
+    /// Its address, as a client's list of brokers has it.
+    #[must_use]
+    pub fn brokers(&self) -> String {
+        match self {
+            Self::Own(kafka) => kafka.brokers(),
+            Self::Given(brokers) => brokers.clone(),
+        }
+    }
+}
+
+fn given() -> Option<String> {
+    std::env::var("KAFKA_BROKERS")
+        .ok()
+        .filter(|brokers| !brokers.is_empty())
+}
 
 /// Where the classes are, downloaded with Maven at first use.
 fn installed() -> Result<PathBuf, String> {

@@ -137,6 +137,7 @@ async fn a8_of_two_deliveries_at_once_the_second_waits_for_the_first<B: TestBrok
                 _ => Step::Ok,
             }
         });
+        world.broker.spread("order.created").await;
         // It has several workers.
         let inbox = world.builder(&["audit"]).spawn().await.expect("an inbox");
         world.publish("m1").await;

@@ -88,7 +88,9 @@ impl<B: TestBroker, D: TestDatabase> Desk<B, D> {
                 assert_eq!(letters.len(), 1, "{shown}");
                 assert_eq!(letters[0].reason, Reason::Rejected, "{shown}");
                 assert_eq!(letters[0].payload, message.payload, "{shown}");
-                assert_eq!(letters[0].attempts, 0, "it never reached the handler: {shown}");
+                // Where nobody counts deliveries a group's first one is taken for a redelivery, and so it is on record.
+                let counted = u32::from(!B::COUNTS);
+                assert!(letters[0].attempts <= counted, "it never reached the handler: {shown}");
             }
         }
         let settled = self.world.broker.settled(self.group, &self.subject()).await;

@@ -68,6 +68,7 @@ async fn process_one_says_that_the_broker_fails<B: TestBroker, D: TestDatabase>(
 
 async fn run_until_idle_reports_what_it_did_and_leaves_what_waits<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
+    world.broker.spread("order.created").await;
     for id in ["m1", "m2", "m1"] {
         world.publish(id).await;
     }
@@ -236,10 +237,12 @@ async fn what_has_not_begun_is_given_back_at_once<B: TestBroker, D: TestDatabase
             _ => Step::Ok,
         }
     });
-    for id in ["m1", "m2", "m3"] {
-        world.publish(id).await;
-    }
+    world.broker.spread("order.created").await;
+    world.publish("m1").await;
     let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    eventually("one runs", async || world.probe.total() == 1).await;
+    world.publish("m2").await;
+    world.publish("m3").await;
     // The second one is in hand by now: each worker has a next message.
     eventually("two are out", async || {
         let settled = world.broker.settled("billing", "order.created").await;

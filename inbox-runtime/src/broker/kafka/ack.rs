@@ -1,0 +1,175 @@
+//! Settling deliveries: an acknowledgement moves a partition's offset, and what is given back keeps the partition waiting.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+
+use super::{
+    group::{Group, Taken, Waiter},
+    partition::Part,
+    record::position,
+};
+use crate::broker::{BrokerError, Lease};
+
+/// Settles one delivery from Kafka.
+///
+/// A partition that was taken away meanwhile is somebody else's: then there is nothing to settle.
+#[derive(Debug)]
+pub struct KafkaLease {
+    group: Arc<Group>,
+    line: usize,
+    part: Part,
+    epoch: u64,
+    offset: i64,
+    settled: AtomicBool,
+}
+
+impl KafkaLease {
+    pub(super) fn new(group: Arc<Group>, line: usize, taken: &Taken) -> Self {
+        Self {
+            group,
+            line,
+            part: taken.part.clone(),
+            epoch: taken.epoch,
+            offset: taken.record.offset,
+            settled: AtomicBool::new(false),
+        }
+    }
+
+    fn passed_on(&self) -> BrokerError {
+        BrokerError::LeaseLost {
+            position: position(&self.part.topic, self.part.number, self.offset),
+        }
+    }
+
+    /// Lets the partition wait with its record for that time, if it is still ours. Returns whether it is.
+    fn give_back(&self, delay: Duration, why: &str) -> bool {
+        let now = self.group.shared.clock.now();
+        // Later than the clock can tell is a lifetime.
+        let until = now.checked_add(delay).unwrap_or(now + Duration::from_secs(1 << 30));
+        let mut state = self.group.lock();
+        let closing = state.closing;
+        let ours = state
+            .current(&self.part, self.epoch)
+            .filter(|partition| partition.has_out(self.offset));
+        let Some(partition) = ours else {
+            return false;
+        };
+        partition.back(until);
+        if !delay.is_zero() && !closing {
+            let offset = self.offset;
+            let time = humantime::format_duration(Duration::from_millis(
+                u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
+            ));
+            let text = format!("offset {offset} {why} and comes again in {time}");
+            self.group.lines[self.line].status.wait(self.part.name(), text);
+        }
+        drop(state);
+        self.tell();
+        true
+    }
+
+    fn tell(&self) {
+        self.group.lines[self.line].wake.notify_one();
+        self.group.tell();
+    }
+}
+
+impl Lease for KafkaLease {
+    /// Moves the partition's offset, which is committed within a moment; when the program stops, before this returns.
+    async fn ack(&self) -> Result<(), BrokerError> {
+        self.settled.store(true, Ordering::Relaxed);
+        let (closing, wake) = {
+            let mut state = self.group.lock();
+            let closing = state.closing;
+            let ours = state
+                .current(&self.part, self.epoch)
+                .filter(|partition| partition.has_out(self.offset));
+            let Some(partition) = ours else {
+                tracing::debug!(
+                    partition = self.part.name(),
+                    offset = self.offset,
+                    "an acknowledgement came after its partition was taken away"
+                );
+                return Ok(());
+            };
+            partition.done(self.offset);
+            state.urgent |= closing;
+            // It looks by itself while it has something to do.
+            (closing, std::mem::take(&mut state.resting) || closing)
+        };
+        if wake {
+            self.group.work.notify_one();
+        }
+        self.tell();
+        if closing {
+            self.group.rest().await;
+        }
+        Ok(())
+    }
+
+    /// Commits the offset, and returns when the broker has confirmed it.
+    async fn ack_confirmed(&self) -> Result<(), BrokerError> {
+        let (tell, told) = oneshot::channel();
+        {
+            let mut state = self.group.lock();
+            let ours = state
+                .current(&self.part, self.epoch)
+                .filter(|partition| partition.has_out(self.offset) && !partition.revoked);
+            ours.ok_or_else(|| self.passed_on())?.confirm(self.offset);
+            state.urgent = true;
+            state.waiters.push(Waiter {
+                part: self.part.clone(),
+                epoch: self.epoch,
+                offset: self.offset + 1,
+                tell,
+            });
+        }
+        self.group.work.notify_one();
+        let confirmed = told.await.unwrap_or_else(|_| Err(self.passed_on()));
+        {
+            let mut state = self.group.lock();
+            let partition = state.current(&self.part, self.epoch);
+            match (partition, &confirmed) {
+                (Some(partition), Ok(())) => partition.done(self.offset),
+                (Some(partition), Err(_)) => partition.unconfirmed(),
+                // It was confirmed while it was ours, so nobody else has it.
+                (None, _) => {}
+            }
+        }
+        if confirmed.is_ok() {
+            self.settled.store(true, Ordering::Relaxed);
+            self.tell();
+        }
+        confirmed
+    }
+
+    async fn nak(&self, delay: Duration) -> Result<(), BrokerError> {
+        self.settled.store(true, Ordering::Relaxed);
+        if self.give_back(delay, "was given back") && self.group.lock().closing {
+            self.group.rest().await;
+        }
+        Ok(())
+    }
+
+    /// Does nothing: a partition is ours as long as it is polled, however long a handler takes.
+    async fn progress(&self) -> Result<(), BrokerError> {
+        Ok(())
+    }
+}
+
+impl Drop for KafkaLease {
+    /// Dropped without a word, the message comes again when its lease would have run out.
+    fn drop(&mut self) {
+        if !*self.settled.get_mut() {
+            let ack_wait = self.group.lines[self.line].ack_wait;
+            self.give_back(ack_wait, "was not settled");
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Apache Kafka, by librdkafka: one consumer for each group, offsets that are committed after the transaction.
+//!
+//! ```text
+//!  poll thread ─ assigns, revokes ─▶ partitions ◀─ polls its queue, one record at a time ─ pull
+//!                                     │      ▲
+//!                        how far done │      │ ack, nak
+//!                                     ▼      │
+//!  commit thread ◀─── offsets, in batches    lease
+//! ```
+//!
+//! librdkafka's callbacks and commits block, so each group has two threads of its own: one that polls, so that the group
+//! is never left however long a handler takes, and one that commits. Each partition has a queue in librdkafka, which a pull
+//! asks for the next record when the one before it is settled; librdkafka fetches ahead and stops when the queue is full.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use self::{
+    clock::Clock,
+    config::Settings,
+    group::{Group, Line},
+    publish::Producers,
+};
+use crate::{
+    broker::{Broker, BrokerError, Published, Subscription},
+    delivery::Message,
+    names,
+};
+
+mod ack;
+mod clock;
+mod commit;
+mod config;
+mod consumer;
+mod group;
+mod log;
+mod offsets;
+mod partition;
+mod publish;
+mod record;
+mod source;
+mod topics;
+
+pub use self::{ack::KafkaLease, source::KafkaSource};
+
+/// How long subscribing waits for the groups to be joined.
+const JOIN: Duration = Duration::from_secs(5);
+
+/// Apache Kafka.
+///
+/// A handler's group is the consumer group, its subject the topic; `*` and `>` take every topic that fits, the ones that
+/// are made later too, and never those that begin with two underscores. All handlers of a group share one consumer.
+///
+/// * Each partition is handled strictly in order, one message at a time; partitions don't wait for each other. So a
+///   handler's `concurrency` is of use up to the number of partitions.
+/// * A message that fails waits with its partition until it is tried again, or goes to the dead letters; the other
+///   partitions go on. Health names the partition that waits.
+/// * The offset of a partition is committed after its messages' transactions, in batches; what a crash leaves uncommitted is
+///   delivered again and found in the inbox.
+/// * Kafka doesn't count deliveries. The first message of a partition that comes to a program is taken for one that may
+///   have been handled before.
+/// * Without an id header a message's id is `topic:partition:offset`. A topic that is deleted and made anew begins at
+///   offset 0 again, so its handlers need another group name then.
+/// * A topic that doesn't exist and brokers that don't answer are no errors: health says so, and the program goes on when
+///   they are there. Topics and partitions that are added are found within ten seconds.
+///
+/// Making one does nothing yet. Clones share the producer.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use inbox_runtime::{Kafka, Message};
+///
+/// let kafka = Kafka::new("one.example:9092,two.example:9092").property("compression.type", "zstd");
+/// let published = kafka.publish(Message::new("order.created", "{}").id("evt-1").key("customer-7")).await?;
+/// println!("{}", published.position); // order.created:3:41
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Kafka {
+    settings: Settings,
+    shared: Arc<Shared>,
+}
+
+/// What the clones, sources and leases share.
+#[derive(Debug, Default)]
+struct Shared {
+    clock: Clock,
+    producers: Producers,
+    groups: Mutex<Vec<Weak<Group>>>,
+}
+
+impl Kafka {
+    /// Brokers to begin with, as in `one:9092,two:9092`; one that answers is enough. Without a port it is 9092.
+    ///
+    /// A list that can't be read is an error of the first use.
+    #[must_use]
+    pub fn new(brokers: impl AsRef<str>) -> Self {
+        Self::with(Settings::new(brokers.as_ref()))
+    }
+
+    /// The broker of a URL, of which `rest` stands behind `kafka:`, with librdkafka's properties. The error says what to
+    /// write instead.
+    pub(crate) fn from_url<'a>(
+        rest: &str,
+        properties: impl IntoIterator<Item = (&'a String, &'a String)>,
+    ) -> Result<Self, String> {
+        let mut settings = Settings::from_url(rest);
+        for (name, value) in properties {
+            settings.set(name, value);
+        }
+        settings.check()?;
+        Ok(Self::with(settings))
+    }
+
+    fn with(settings: Settings) -> Self {
+        Self {
+            settings,
+            shared: Arc::default(),
+        }
+    }
+
+    /// Sets a property of librdkafka, as `INBOX_KAFKA_…` does: `INBOX_KAFKA_SESSION_TIMEOUT_MS` is `session.timeout.ms`.
+    /// Where a property is not set, librdkafka's default holds.
+    ///
+    /// Those that would break the guarantee (`enable.auto.commit`, for one) and those that librdkafka doesn't know are an
+    /// error of the first use.
+    #[must_use]
+    pub fn property(mut self, name: impl AsRef<str>, value: impl AsRef<str>) -> Self {
+        self.settings.set(name.as_ref(), value.as_ref());
+        self.shared = Arc::default();
+        self
+    }
+
+    /// Puts a prefix before every topic and every group, as `?prefix=staging.` does in the URL: so several environments
+    /// can share brokers. Handlers see subjects without it.
+    #[must_use]
+    pub fn prefix(mut self, prefix: impl AsRef<str>) -> Self {
+        self.settings.set_prefix(prefix.as_ref());
+        self.shared = Arc::default();
+        self
+    }
+
+    /// Publishes a message; returns when every replica that must have it does. The key, if there is one, decides on the
+    /// partition.
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError::Invalid`] when the subject is none to publish to, a property can't be used, or the message is too
+    /// large; [`BrokerError::Unavailable`] when the topic doesn't exist or isn't confirmed within 30 s
+    /// (`message.timeout.ms`).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped half-way, the message is either published or not.
+    pub async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
+        names::check_publish_subject(&message.subject).map_err(BrokerError::Invalid)?;
+        self.settings.check().map_err(BrokerError::Invalid)?;
+        publish::publish(&self.shared.producers, &self.settings, message).await
+    }
+
+    /// Not public API: puts the clock of what waits forward, for tests.
+    #[doc(hidden)]
+    pub fn advance_clock(&self, by: Duration) {
+        self.shared.clock.advance(by);
+        let groups = self.shared.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        for group in groups.iter().filter_map(Weak::upgrade) {
+            group.wake_all();
+        }
+    }
+
+    /// Not public API: waits until every offset of what was acknowledged in a group is committed, and tells how many
+    /// records of it are out or wait. For tests.
+    #[doc(hidden)]
+    pub async fn in_hand(&self, group: &str) -> usize {
+        let id = format!("{}{group}", self.settings.prefix);
+        let groups = self
+            .shared
+            .groups
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let groups = groups.iter().filter_map(Weak::upgrade).filter(|group| group.id == id);
+        let mut in_hand = 0;
+        for group in groups {
+            group.rest().await;
+            in_hand += group.in_hand();
+        }
+        in_hand
+    }
+
+    /// Makes the consumer of a group with its two threads.
+    fn start(&self, id: &str, lines: Vec<Line>) -> Result<Arc<Group>, BrokerError> {
+        let failed = |error: &dyn std::fmt::Display| {
+            BrokerError::Invalid(format!("the consumer of the group `{id}` can't be made: {error}"))
+        };
+        let group = Arc::new(Group::new(
+            id.to_owned(),
+            self.settings.prefix.clone(),
+            lines,
+            self.shared.clone(),
+        ));
+        group.wait(consumer::JOINING, "it has not been joined yet");
+        let longest_poll = self
+            .settings
+            .get("max.poll.interval.ms")
+            .and_then(|text| text.parse().ok());
+        let context = consumer::Context::new(group.clone(), longest_poll.map(Duration::from_millis));
+        let client = consumer::create(&self.settings.consumer(id), context).map_err(|error| failed(&error))?;
+        group.lock().client = Some(client.clone());
+        let (polled, committed) = (group.clone(), group.clone());
+        let thread = |name: &str| std::thread::Builder::new().name(format!("kafka-{name}"));
+        thread("commit")
+            .spawn(move || commit::run(&committed))
+            .map_err(|error| failed(&error))?;
+        thread("poll")
+            .spawn(move || consumer::run(&polled, client))
+            .map_err(|error| failed(&error))?;
+        let mut groups = self.shared.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.retain(|group| group.strong_count() > 0);
+        groups.push(Arc::downgrade(&group));
+        Ok(group)
+    }
+}
+
+impl Broker for Kafka {
+    type Source = KafkaSource;
+
+    /// Asks nobody, so that it also works while the brokers can't be reached.
+    async fn describe(&self) -> Result<String, BrokerError> {
+        self.settings.check().map_err(BrokerError::Invalid)?;
+        let (_, version) = rdkafka::util::get_rdkafka_version();
+        Ok(format!("Kafka at {} (librdkafka {version})", self.settings.brokers))
+    }
+
+    /// Waits until the groups are joined, but no longer than five seconds.
+    async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
+        self.settings.check().map_err(BrokerError::Invalid)?;
+        let mut lines: BTreeMap<String, Vec<Line>> = BTreeMap::new();
+        let mut places = Vec::with_capacity(subscriptions.len());
+        for subscription in &subscriptions {
+            names::check_group(&subscription.group).map_err(BrokerError::Invalid)?;
+            names::check_subject(&subscription.subject).map_err(BrokerError::Invalid)?;
+            let id = format!("{}{}", self.settings.prefix, subscription.group);
+            let lines = lines.entry(id.clone()).or_default();
+            places.push((id, lines.len()));
+            lines.push(Line::new(subscription));
+        }
+        let mut groups = BTreeMap::new();
+        for (id, lines) in lines {
+            let group = self.start(&id, lines)?;
+            groups.insert(id, group);
+        }
+        let sources = places
+            .iter()
+            .map(|(id, line)| KafkaSource::new(groups[id].clone(), *line))
+            .collect();
+        let deadline = Instant::now() + JOIN;
+        for group in groups.values() {
+            let mut joined = group.joined.subscribe();
+            if tokio::time::timeout_at(deadline, joined.wait_for(|joined| *joined))
+                .await
+                .is_err()
+            {
+                tracing::warn!(
+                    group = group.id,
+                    "the group is not joined yet; it is as soon as Kafka answers"
+                );
+            }
+        }
+        Ok(sources)
+    }
+
+    async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
+        Self::publish(self, message).await
+    }
+}

@@ -1,0 +1,247 @@
+//! One partition that is ours: the record in hand, what comes behind it, and how far it is done.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use rdkafka::{Message as _, consumer::base_consumer::PartitionQueue, error::KafkaError};
+use tokio::sync::Notify;
+
+use super::{consumer::Context, group::Client, record};
+use crate::{broker::SourceStatus, delivery::Delivery};
+
+/// A partition of a topic.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Part {
+    pub(super) topic: Arc<str>,
+    pub(super) number: i32,
+}
+
+impl Part {
+    pub(super) fn new(topic: &str, number: i32) -> Self {
+        Self {
+            topic: topic.into(),
+            number,
+        }
+    }
+
+    /// Its name in texts.
+    pub(super) fn name(&self) -> String {
+        format!("{}:{}", self.topic, self.number)
+    }
+}
+
+/// A record with its offset.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    pub(super) offset: i64,
+    pub(super) delivery: Delivery,
+}
+
+/// What is out of a partition: at most one record, so that each follows the one before it.
+#[derive(Debug)]
+enum Hand {
+    /// The next record may be handed out.
+    Empty,
+    /// One is being handled. It stays here, in case it is given back.
+    Out(Record),
+    /// One was given back and waits.
+    Back { record: Record, until: Instant },
+}
+
+/// How far a partition is done: offsets of the next record.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Progress {
+    /// By what was acknowledged.
+    done: Option<i64>,
+    /// By an acknowledgement that must be confirmed before it counts.
+    confirming: Option<i64>,
+    /// By what the broker has confirmed.
+    committed: Option<i64>,
+}
+
+impl Progress {
+    /// What is to be committed, if that is more than what is.
+    pub(super) fn due(&self) -> Option<i64> {
+        self.done
+            .max(self.confirming)
+            .filter(|&offset| Some(offset) > self.committed)
+    }
+
+    /// How far it is done.
+    pub(super) fn done(&self) -> Option<i64> {
+        self.done
+    }
+
+    /// The broker has confirmed that.
+    pub(super) fn commit(&mut self, offset: i64) {
+        self.committed = self.committed.max(Some(offset));
+    }
+}
+
+/// A partition that was assigned to us.
+pub(super) struct Partition {
+    /// Tells this assignment from an earlier or later one of the same partition.
+    pub(super) epoch: u64,
+    /// Whose it is, of the group's lines.
+    pub(super) line: usize,
+    /// It is being taken away: nothing more is handed out.
+    pub(super) revoked: bool,
+    pub(super) progress: Progress,
+    queue: PartitionQueue<Context>,
+    /// Whether there may be something in the queue. Set by librdkafka with its queue locked, so it must not need our lock.
+    ready: Arc<AtomicBool>,
+    /// What came before the queue was ours.
+    strays: VecDeque<Record>,
+    hand: Hand,
+    /// The next record may have been handled before: nobody counts deliveries, so the first one counts as such.
+    redelivered: bool,
+    /// Its end was seen, or a record.
+    looked_at: bool,
+}
+
+impl Partition {
+    /// Takes over a partition's queue. `None` if librdkafka doesn't know the partition.
+    pub(super) fn new(client: &Arc<Client>, part: &Part, line: usize, epoch: u64, wake: Arc<Notify>) -> Option<Self> {
+        let mut queue = client.split_partition_queue(&part.topic, part.number)?;
+        let ready = Arc::new(AtomicBool::new(true));
+        let filled = ready.clone();
+        queue.set_nonempty_callback(move || {
+            filled.store(true, Ordering::Release);
+            wake.notify_one();
+        });
+        Some(Self {
+            epoch,
+            line,
+            revoked: false,
+            progress: Progress::default(),
+            queue,
+            ready,
+            strays: VecDeque::new(),
+            hand: Hand::Empty,
+            redelivered: true,
+            looked_at: false,
+        })
+    }
+
+    /// The group begins at this offset.
+    pub(super) fn begin_at(&mut self, offset: i64) {
+        self.progress.done = Some(offset);
+    }
+
+    /// A record that came before the queue was ours.
+    pub(super) fn stray(&mut self, record: Record) {
+        self.strays.push_back(record);
+        self.ready.store(true, Ordering::Release);
+    }
+
+    pub(super) fn looked_at(&self) -> bool {
+        self.looked_at
+    }
+
+    pub(super) fn is_out(&self) -> bool {
+        matches!(self.hand, Hand::Out(_))
+    }
+
+    pub(super) fn is_in_hand(&self) -> bool {
+        !matches!(self.hand, Hand::Empty)
+    }
+
+    /// When the record that waits is due.
+    pub(super) fn due(&self) -> Option<Instant> {
+        match &self.hand {
+            Hand::Back { until, .. } if !self.revoked => Some(*until),
+            _ => None,
+        }
+    }
+
+    /// Takes the next record in hand, if there is one and it may be.
+    pub(super) fn take(&mut self, part: &Part, now: Instant, prefix: &str, status: &SourceStatus) -> Option<Record> {
+        if self.revoked {
+            return None;
+        }
+        let mut record = match std::mem::replace(&mut self.hand, Hand::Empty) {
+            Hand::Back { record, until } if until <= now => {
+                status.go_on(&part.name());
+                self.redelivered = true;
+                record
+            }
+            Hand::Empty => self.next(part, prefix, status)?,
+            hand => {
+                self.hand = hand;
+                return None;
+            }
+        };
+        record.delivery.redelivered = std::mem::take(&mut self.redelivered);
+        self.hand = Hand::Out(record.clone());
+        Some(record)
+    }
+
+    /// The next record of the queue.
+    fn next(&mut self, part: &Part, prefix: &str, status: &SourceStatus) -> Option<Record> {
+        // Before the look, or what happens between the look and this would be missed.
+        if !self.ready.swap(false, Ordering::AcqRel) {
+            return None;
+        }
+        if let Some(record) = self.strays.pop_front() {
+            self.ready.store(true, Ordering::Release);
+            return Some(record);
+        }
+        loop {
+            match self.queue.poll(Duration::ZERO)? {
+                Ok(record) => {
+                    if !std::mem::replace(&mut self.looked_at, true) {
+                        status.go_on(&part.name());
+                    }
+                    return Some(Record {
+                        offset: record.offset(),
+                        delivery: record::delivery(&record, prefix),
+                    });
+                }
+                Err(KafkaError::PartitionEOF(_)) => self.looked_at = true,
+                Err(error) => {
+                    // librdkafka tries again by itself. Until a record comes the partition stands still, which must show.
+                    self.looked_at = false;
+                    tracing::warn!(partition = part.name(), %error, "no records can be fetched from a partition");
+                    status.wait(part.name(), error.to_string());
+                }
+            }
+        }
+    }
+
+    /// Whether the record with that offset is out.
+    pub(super) fn has_out(&self, offset: i64) -> bool {
+        matches!(&self.hand, Hand::Out(record) if record.offset == offset)
+    }
+
+    /// The record that is out is done.
+    pub(super) fn done(&mut self, offset: i64) {
+        self.hand = Hand::Empty;
+        self.progress.confirming = None;
+        self.progress.done = self.progress.done.max(Some(offset + 1));
+        self.ready.store(true, Ordering::Release);
+    }
+
+    /// The record that is out is to be committed before it counts as done.
+    pub(super) fn confirm(&mut self, offset: i64) {
+        self.progress.confirming = Some(offset + 1);
+    }
+
+    /// That didn't come off.
+    pub(super) fn unconfirmed(&mut self) {
+        self.progress.confirming = None;
+    }
+
+    /// The record that is out waits for its next turn.
+    pub(super) fn back(&mut self, until: Instant) {
+        self.hand = match std::mem::replace(&mut self.hand, Hand::Empty) {
+            Hand::Out(record) => Hand::Back { record, until },
+            hand => hand,
+        };
+    }
+}

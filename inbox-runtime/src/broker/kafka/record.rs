@@ -1,0 +1,74 @@
+//! Records: from Kafka's to a delivery, and from a message to Kafka's.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use rdkafka::message::{BorrowedMessage, Header, Headers as _, Message as _, OwnedHeaders};
+
+use crate::delivery::{Delivery, Headers};
+
+/// The name of a header whose own can't be read.
+const UNREADABLE: &str = "\u{fffd}";
+
+/// Where Kafka keeps a record.
+pub(super) fn position(topic: &str, partition: i32, offset: i64) -> String {
+    format!("{topic}:{partition}:{offset}")
+}
+
+/// A record as a delivery.
+pub(super) fn delivery(record: &BorrowedMessage<'_>, prefix: &str) -> Delivery {
+    let topic = record.topic();
+    let mut delivery = Delivery::new(
+        topic.strip_prefix(prefix).unwrap_or(topic),
+        position(topic, record.partition(), record.offset()),
+    );
+    delivery.key = record.key().map(Bytes::copy_from_slice);
+    delivery.payload = record.payload().map(Bytes::copy_from_slice);
+    delivery.headers = headers(record);
+    delivery.published_at = record
+        .timestamp()
+        .to_millis()
+        .and_then(|millis| u64::try_from(millis).ok())
+        .and_then(|millis| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)));
+    delivery
+}
+
+fn headers(record: &BorrowedMessage<'_>) -> Headers {
+    let mut headers = Headers::new();
+    let Some(found) = record.headers() else {
+        return headers;
+    };
+    for index in 0..found.count() {
+        // rdkafka panics at a name that isn't UTF-8, and a record must not be able to do that to us.
+        match catch_unwind(AssertUnwindSafe(|| found.try_get(index))) {
+            Ok(Some(Header {
+                key,
+                value: Some(value),
+            })) => headers.append(key, value.to_vec()),
+            Ok(Some(Header { key, value: None })) => headers.append_null(key),
+            Ok(None) => {}
+            Err(_) => {
+                let position = position(record.topic(), record.partition(), record.offset());
+                tracing::warn!(
+                    position,
+                    index,
+                    "the name of a header is not UTF-8; its value can't be read"
+                );
+                headers.append_null(UNREADABLE);
+            }
+        }
+    }
+    headers
+}
+
+/// The headers of a message to publish.
+pub(super) fn owned_headers(headers: &Headers) -> OwnedHeaders {
+    headers
+        .iter()
+        .fold(OwnedHeaders::new_with_capacity(headers.len()), |owned, (key, value)| {
+            owned.insert(Header { key, value })
+        })
+}

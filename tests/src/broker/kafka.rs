@@ -1,0 +1,365 @@
+//! Apache Kafka for tests: topics and groups of its own for each test, on the server that they share.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use inbox_runtime::{Kafka, Message};
+use rdkafka::{
+    ClientConfig, Offset, TopicPartitionList,
+    admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication},
+    client::DefaultClientContext,
+    consumer::{BaseConsumer, Consumer},
+    error::RDKafkaErrorCode,
+    message::{Header, OwnedHeaders},
+    producer::{FutureProducer, FutureRecord},
+    util::Timeout,
+};
+
+use super::{Settled, TestBroker};
+use crate::servers::kafka::Shared;
+
+/// What the tests set, so that a member that is gone and a topic that is new are noticed quickly.
+const PROPERTIES: [(&str, &str); 4] = [
+    ("session.timeout.ms", "1500"),
+    ("heartbeat.interval.ms", "200"),
+    ("topic.metadata.refresh.interval.ms", "300"),
+    ("fetch.wait.max.ms", "100"),
+];
+/// The partitions of a topic whose messages are handled several at a time.
+const PARTITIONS: i32 = 8;
+/// How long one question may take.
+const ASK: Duration = Duration::from_secs(10);
+
+/// The topics and groups of one test.
+#[derive(Clone)]
+pub struct KafkaCluster {
+    brokers: String,
+    prefix: String,
+    kafka: Kafka,
+    /// Each topic with its partitions, and the partition of the next message where they take turns.
+    topics: Arc<Mutex<BTreeMap<String, Turns>>>,
+    eyes: Arc<Eyes>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Turns {
+    partitions: i32,
+    next: i32,
+}
+
+/// The test's own look at a server.
+struct Eyes {
+    producer: FutureProducer,
+    admin: AdminClient<DefaultClientContext>,
+    /// Who may ask for a group's offsets: a consumer that never joins it.
+    consumers: Mutex<HashMap<String, Arc<BaseConsumer>>>,
+}
+
+impl KafkaCluster {
+    /// A prefix of its own on the server with that address.
+    #[must_use]
+    pub fn on(brokers: &str) -> Self {
+        Self::with(brokers, |kafka| kafka)
+    }
+
+    /// The same, with a broker that `set` has changed.
+    #[must_use]
+    pub fn with(brokers: &str, set: impl FnOnce(Kafka) -> Kafka) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let prefix = format!("t{}-{}-{number}.", std::process::id(), fastrand::u16(..));
+        let kafka = PROPERTIES
+            .iter()
+            .fold(Kafka::new(brokers), |kafka, (name, value)| kafka.property(name, value));
+        let admin = ClientConfig::new()
+            .set("bootstrap.servers", brokers)
+            .create()
+            .expect("a client for administration");
+        Self {
+            brokers: brokers.to_owned(),
+            kafka: set(kafka.prefix(&prefix)),
+            prefix,
+            topics: Arc::default(),
+            eyes: Arc::new(Eyes {
+                producer: ClientConfig::new()
+                    .set("bootstrap.servers", brokers)
+                    .create()
+                    .expect("a producer"),
+                admin,
+                consumers: Mutex::default(),
+            }),
+        }
+    }
+
+    /// What stands before its topics and groups.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Makes the topic of a subject, if it isn't there.
+    pub async fn make_topic(&self, subject: &str, partitions: i32) {
+        self.make_topic_with(subject, partitions, &[]).await;
+    }
+
+    /// The same with settings of the topic.
+    pub async fn make_topic_with(&self, subject: &str, partitions: i32, settings: &[(&str, &str)]) {
+        let topic = format!("{}{subject}", self.prefix);
+        let new = NewTopic::new(&topic, partitions, TopicReplication::Fixed(1));
+        let new = settings.iter().fold(new, |new, (name, value)| new.set(name, value));
+        let made = self
+            .eyes
+            .admin
+            .create_topics([&new], &options())
+            .await
+            .expect("an answer");
+        match &made[..] {
+            [Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))] => {}
+            other => panic!("the topic {topic}: {other:?}"),
+        }
+        let turns = Turns { partitions, next: 0 };
+        self.topics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(topic, turns);
+    }
+
+    /// Lets the topic of a subject have that many partitions.
+    pub async fn grow_topic(&self, subject: &str, partitions: i32) {
+        let topic = format!("{}{subject}", self.prefix);
+        let grown = self
+            .eyes
+            .admin
+            .create_partitions([&NewPartitions::new(&topic, partitions as usize)], &options())
+            .await
+            .expect("an answer");
+        assert!(grown.iter().all(Result::is_ok), "{grown:?}");
+    }
+
+    /// Forgets a group's offsets. It must have no members.
+    pub async fn forget_group(&self, group: &str) {
+        let id = format!("{}{group}", self.prefix);
+        let gone = self
+            .eyes
+            .admin
+            .delete_groups(&[&id], &options())
+            .await
+            .expect("an answer");
+        assert!(gone.iter().all(Result::is_ok), "{gone:?}");
+    }
+
+    /// The committed offsets of a group on the partitions of a subject, by partition; `None` where there is none.
+    pub async fn committed(&self, group: &str, subject: &str) -> Vec<Option<i64>> {
+        let topic = format!("{}{subject}", self.prefix);
+        let partitions = self.look(group, move |eyes| offsets(eyes, &topic)).await;
+        partitions.into_iter().map(|(committed, _)| committed).collect()
+    }
+
+    /// The turn of a topic's next message.
+    fn turns(&self, topic: &str) -> Option<Turns> {
+        let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+        let turns = topics.get_mut(topic)?;
+        turns.next += 1;
+        Some(*turns)
+    }
+
+    /// Publishes a message to a partition of choice, which a program can't.
+    pub async fn publish_to(&self, message: Message, partition: i32) {
+        let topic = format!("{}{}", self.prefix, message.subject);
+        let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(&topic).partition(partition);
+        record.key = message.key.as_deref();
+        record.payload = message.payload.as_deref();
+        record.headers = Some(
+            message
+                .headers
+                .iter()
+                .fold(OwnedHeaders::new(), |headers, (key, value)| {
+                    headers.insert(Header { key, value })
+                }),
+        );
+        let published = self.eyes.producer.send(record, Timeout::Never).await;
+        published.expect("published");
+    }
+
+    /// Looks at the server, from a thread that may block.
+    async fn look<T: Send + 'static>(&self, group: &str, look: impl FnOnce(&BaseConsumer) -> T + Send + 'static) -> T {
+        let consumer = {
+            let mut consumers = self.eyes.consumers.lock().unwrap_or_else(PoisonError::into_inner);
+            let consumer = consumers.entry(group.to_owned()).or_insert_with(|| {
+                let consumer = ClientConfig::new()
+                    .set("bootstrap.servers", &self.brokers)
+                    .set("group.id", format!("{}{group}", self.prefix))
+                    .create();
+                Arc::new(consumer.expect("a consumer"))
+            });
+            consumer.clone()
+        };
+        tokio::task::spawn_blocking(move || look(&consumer))
+            .await
+            .expect("looked")
+    }
+}
+
+fn options() -> AdminOptions {
+    AdminOptions::new()
+        .operation_timeout(Some(ASK))
+        .request_timeout(Some(ASK))
+}
+
+/// For each partition of a topic its committed offset and its end.
+fn offsets(consumer: &BaseConsumer, topic: &str) -> Vec<(Option<i64>, i64)> {
+    let metadata = consumer.fetch_metadata(Some(topic), ASK).expect("the topic");
+    let mut partitions = TopicPartitionList::new();
+    for partition in metadata.topics()[0].partitions() {
+        partitions.add_partition(topic, partition.id());
+    }
+    let committed = consumer.committed_offsets(partitions, ASK).expect("the offsets");
+    let mut found: Vec<_> = committed
+        .elements()
+        .iter()
+        .map(|element| {
+            let (first, end) = consumer
+                .fetch_watermarks(topic, element.partition(), ASK)
+                .expect("the ends");
+            let committed = match element.offset() {
+                Offset::Offset(offset) => Some(offset.max(first)),
+                _ => None,
+            };
+            (element.partition(), committed, end)
+        })
+        .collect();
+    found.sort_unstable();
+    found.into_iter().map(|(_, committed, end)| (committed, end)).collect()
+}
+
+/// Whether a group has had members.
+fn is_known(consumer: &BaseConsumer, group: &str) -> bool {
+    let groups = consumer.fetch_group_list(Some(group), ASK).expect("the group");
+    groups
+        .groups()
+        .iter()
+        .any(|group| !["", "Dead"].contains(&group.state()))
+}
+
+impl TestBroker for KafkaCluster {
+    type Broker = Kafka;
+
+    async fn fresh() -> Self {
+        let cluster = tokio::task::spawn_blocking(|| Self::on(&Shared::get().brokers()));
+        let cluster = cluster.await.expect("a server");
+        cluster.make_topic("order.created", 1).await;
+        cluster
+    }
+
+    fn connect(&self) -> Kafka {
+        self.kafka.clone()
+    }
+
+    const COUNTS: bool = false;
+    // A partition goes to another consumer when that one joins, or this one is gone.
+    const LEASES: bool = false;
+    // A member that was killed is missed after its session, and kills at shorter intervals are one long rebalance.
+    const KILLS: Duration = Duration::from_millis(2500);
+
+    async fn spread(&self, subject: &str) {
+        let topic = format!("{}{subject}", self.prefix);
+        if self.turns(&topic).is_some() {
+            self.grow_topic(subject, PARTITIONS).await;
+        } else {
+            self.make_topic(subject, PARTITIONS).await;
+        }
+        let turns = Turns {
+            partitions: PARTITIONS,
+            next: 0,
+        };
+        self.topics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(topic, turns);
+    }
+
+    async fn publish(&self, message: Message) {
+        let topic = format!("{}{}", self.prefix, message.subject);
+        let turns = self.turns(&topic);
+        if turns.is_none() {
+            self.make_topic(&message.subject, 1).await;
+        }
+        match turns {
+            Some(turns) if turns.partitions > 1 => self.publish_to(message, turns.next % turns.partitions).await,
+            _ => {
+                self.kafka.publish(message).await.expect("published");
+            }
+        }
+    }
+
+    async fn settled(&self, group: &str, subject: &str) -> Option<Settled> {
+        let in_hand = self.kafka.in_hand(group).await as u64;
+        let topics: Vec<String> = {
+            let topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+            let all = subject.strip_suffix('>');
+            let is_ours = |topic: &&String| {
+                let found = &topic[self.prefix.len()..];
+                all.map_or(found == subject, |beginning| found.starts_with(beginning))
+            };
+            let ours = topics.keys().filter(is_ours);
+            ours.cloned().collect()
+        };
+        let id = format!("{}{group}", self.prefix);
+        let left = self
+            .look(group, move |eyes| {
+                let partitions: Vec<_> = topics.iter().flat_map(|topic| offsets(eyes, topic)).collect();
+                let unread = partitions.iter().all(|(committed, _)| committed.is_none());
+                if unread && !is_known(eyes, &id) {
+                    return None;
+                }
+                let left = partitions.iter().map(|(committed, end)| end - committed.unwrap_or(0));
+                Some(left.sum::<i64>())
+            })
+            .await?;
+        let left = u64::try_from(left).expect("an offset before the end");
+        let unacked = in_hand.min(left);
+        Some(Settled {
+            waiting: left - unacked,
+            unacked,
+        })
+    }
+
+    fn url(&self) -> Option<String> {
+        Some(format!("kafka://{}?prefix={}", self.brokers, self.prefix))
+    }
+
+    fn variables(&self) -> Vec<(String, String)> {
+        let variable = |(name, value): &(&str, &str)| {
+            let name = name.to_ascii_uppercase().replace('.', "_");
+            (format!("INBOX_KAFKA_{name}"), (*value).to_owned())
+        };
+        PROPERTIES.iter().map(variable).collect()
+    }
+
+    async fn pass(&self, time: Duration) {
+        self.kafka.advance_clock(time);
+    }
+}
+
+impl fmt::Debug for KafkaCluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaCluster")
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Eyes {
+    fn drop(&mut self) {
+        // The end of a client blocks.
+        let consumers = std::mem::take(self.consumers.get_mut().unwrap_or_else(PoisonError::into_inner));
+        std::thread::spawn(move || drop(consumers));
+    }
+}
