@@ -38,14 +38,7 @@ macro_rules! process_suite {
         $crate::suite!(@pair embedded_sqlite, $crate::EmbeddedFile, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(feature = "postgres")]
         $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
-        #[cfg(feature = "kafka")]
-        $crate::suite!(@pair kafka_sqlite, $crate::KafkaCluster, $crate::SqliteFile, $($(#[$attribute])* $name),+);
-        #[cfg(all(feature = "kafka", feature = "postgres"))]
-        $crate::suite!(@pair kafka_postgres, $crate::KafkaCluster, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
-        #[cfg(feature = "nats")]
-        $crate::suite!(@pair nats_sqlite, $crate::NatsJetStream, $crate::SqliteFile, $($(#[$attribute])* $name),+);
-        #[cfg(all(feature = "nats", feature = "postgres"))]
-        $crate::suite!(@pair nats_postgres, $crate::NatsJetStream, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+        $crate::suite!(@servers $($(#[$attribute])* $name),+);
     };
 }
 
@@ -70,16 +63,21 @@ macro_rules! database_suite {
     };
 }
 
-/// Makes tests of generic test functions: one of each name for every pair of broker and database.
+/// Makes tests of generic test functions: one of each name for every pair of broker and database. The embedded broker is in a
+/// file with the one database and in memory with the other; the feature `all-pairs` has both with both.
 #[macro_export]
 macro_rules! suite {
     ($($(#[$attribute:meta])* $name:ident),+ $(,)?) => {
         $crate::suite!(@pair embedded_sqlite, $crate::EmbeddedFile, $crate::SqliteFile, $($(#[$attribute])* $name),+);
-        $crate::suite!(@pair memory_sqlite, $crate::EmbeddedMemory, $crate::SqliteFile, $($(#[$attribute])* $name),+);
-        #[cfg(feature = "postgres")]
-        $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
         #[cfg(feature = "postgres")]
         $crate::suite!(@pair memory_postgres, $crate::EmbeddedMemory, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "all-pairs")]
+        $crate::suite!(@pair memory_sqlite, $crate::EmbeddedMemory, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(all(feature = "all-pairs", feature = "postgres"))]
+        $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+        $crate::suite!(@servers $($(#[$attribute])* $name),+);
+    };
+    (@servers $($(#[$attribute:meta])* $name:ident),+) => {
         #[cfg(feature = "kafka")]
         $crate::suite!(@pair kafka_sqlite, $crate::KafkaCluster, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(all(feature = "kafka", feature = "postgres"))]
