@@ -1,6 +1,6 @@
 //! Every setting of a program: code over environment over file. Nothing else reads the environment.
 //!
-//! What there is to set is in [`reference`].
+//! What there is to set is in [`reference()`].
 
 use std::{
     collections::BTreeMap,

@@ -36,7 +36,7 @@ async fn stop(inbox: InboxHandle) {
 
 async fn each_handler_says_what_is_wrong_with_it<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
-    world.flaky.fail_pulls(2);
+    world.flaky.fail_pulls(1000);
     let inbox = world.builder(&["billing", "shipping"]).spawn().await.expect("an inbox");
     assert_eq!(inbox.health().handlers.len(), 2);
     eventually("no messages can be pulled", async || billing(&inbox).broker.is_some()).await;
@@ -47,6 +47,7 @@ async fn each_handler_says_what_is_wrong_with_it<B: TestBroker, D: TestDatabase>
         "{one:?}"
     );
     assert_eq!((one.subject, one.in_flight), ("order.created", 0));
+    world.flaky.fail_pulls(0);
     eventually("the broker answers", async || inbox.health().ready).await;
 
     world
