@@ -136,6 +136,10 @@ mod tests {
         };
         let name = ServerName::try_from("localhost").expect("a name");
         let nonsense = CertificateDer::from(&b"no certificate"[..]);
-        assert!(verifier.verify_server_cert(&nonsense, &[], &name, &[], UnixTime::now()).is_err());
+        assert!(
+            verifier
+                .verify_server_cert(&nonsense, &[], &name, &[], UnixTime::now())
+                .is_err()
+        );
     }
 }
