@@ -47,6 +47,8 @@ pub struct NatsSource {
     pub(super) why: Option<String>,
     /// What was received and not handed over.
     pub(super) ready: VecDeque<(Delivery, NatsLease)>,
+    /// The last message that was delivered to anybody when it was last asked.
+    pub(super) delivered: u64,
     pub(super) rescued: Rescued,
     pub(super) closed: bool,
 }
@@ -66,6 +68,7 @@ impl NatsSource {
             next_try: Instant::now(),
             why: None,
             ready: VecDeque::new(),
+            delivered: 0,
             rescued: Rescued::default(),
             closed: false,
         }
