@@ -208,10 +208,11 @@ impl Source for NatsSource {
 
 impl Drop for NatsSource {
     fn drop(&mut self) {
+        // Without a runtime the leases have to run out.
+        let Ok(runtime) = Handle::try_current() else { return };
         self.take_arrived();
         let back = std::mem::take(&mut self.ready);
-        // Without a runtime the leases have to run out.
-        if let (false, Ok(runtime)) = (back.is_empty(), Handle::try_current()) {
+        if !back.is_empty() {
             runtime.spawn(async move {
                 join_all(back.iter().map(|(_, lease)| lease.nak(Duration::ZERO))).await;
             });
