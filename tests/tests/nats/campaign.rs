@@ -9,7 +9,7 @@ use inbox_tests::{
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_effect_once_while_processes_and_the_nats_server_are_killed() {
-    let count: u32 = if long() { 10_000 } else { 600 };
+    let count: u32 = if long() { 10_000 } else { 300 };
     let server = super::server().await;
     let broker = NatsJetStream::on(&server).await;
     let world = inbox_tests::World {

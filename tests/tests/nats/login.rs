@@ -3,8 +3,9 @@
 use inbox_runtime::{Broker, BrokerError, Message, Nats};
 use inbox_tests::{JetStream, servers::nats::Nats as Server};
 
-async fn server(config: &'static str) -> Server {
-    let started = tokio::task::spawn_blocking(|| Server::start_with(config)).await;
+async fn server(config: impl Into<String>) -> Server {
+    let config = config.into();
+    let started = tokio::task::spawn_blocking(move || Server::start_with(&config)).await;
     started.expect("it ends").expect("a NATS server")
 }
 
@@ -71,4 +72,25 @@ async fn one_of_several_servers_is_enough() {
         .publish(Message::new("order.created", "{}"))
         .await
         .expect("published");
+}
+
+/// The certificates are of an authority of our own, and expire in a hundred years.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tls_by_an_authority_that_is_named() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/tls");
+    let config = format!("tls {{ cert_file: \"{folder}/server.pem\", key_file: \"{folder}/server.key\" }}");
+    let server = server(config).await;
+    let port = server.port();
+    for scheme in ["nats", "tls"] {
+        let described = lets_in(&format!("{scheme}://localhost:{port}?ca={folder}/ca.pem")).await;
+        assert!(
+            described.as_ref().is_ok_and(|text| text.starts_with("NATS 2.")),
+            "{described:?}"
+        );
+    }
+    // The system doesn't know that authority.
+    let described = lets_in(&format!("tls://localhost:{port}"))
+        .await
+        .expect("it is tried again");
+    assert!(described.contains("not reached yet"), "{described}");
 }

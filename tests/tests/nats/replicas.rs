@@ -11,17 +11,17 @@ use super::{assert_all_done, effects, publish, run, stop, world};
 async fn graceful_stops_leave_no_message_behind() {
     let world = world().await;
     world.probe.script(|_| Step::Sleep(Duration::from_millis(3)));
-    publish(&world, 1, 300).await;
+    publish(&world, 1, 200).await;
     let lease = Duration::from_secs(30);
     let mut replicas = [run(&world, "audit", lease).await, run(&world, "audit", lease).await];
     let start = Instant::now();
     let mut processed = 0;
-    for round in 0..6_usize {
+    for round in 0..4_usize {
         effects(&world, i64::try_from(round * 40 + 20).expect("small")).await;
         let next = run(&world, "audit", lease).await;
         processed += stop(std::mem::replace(&mut replicas[round % 2], next)).await.processed;
     }
-    effects(&world, 300).await;
+    effects(&world, 200).await;
     eventually("settled", || async {
         world.broker.settled("audit", ">").await == Some(Settled::ALL)
     })
@@ -30,6 +30,6 @@ async fn graceful_stops_leave_no_message_behind() {
     for replica in replicas {
         processed += stop(replica).await.processed;
     }
-    assert_eq!(processed, 300);
-    assert_all_done(&world, 300).await;
+    assert_eq!(processed, 200);
+    assert_all_done(&world, 200).await;
 }

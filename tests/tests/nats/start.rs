@@ -1,6 +1,9 @@
 //! What is there when an inbox starts: a durable of other settings, a stream of another kind, or nothing yet.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use inbox_runtime::{Broker, BrokerError, Nats, Outcome, Source, Subscription};
 use inbox_tests::{TestBroker, next, nothing_more, servers::free_port};
@@ -287,4 +290,49 @@ async fn it_says_on_what_it_runs() {
         described.contains("not reached yet") && !described.contains("hidden"),
         "{described}"
     );
+}
+
+/// What was logged, for as long as the guard lives, on this thread.
+fn logged() -> (Arc<Mutex<Vec<u8>>>, tracing::subscriber::DefaultGuard) {
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+    impl std::io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("the log").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let sink = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || Sink(sink.clone()));
+    (log, tracing::subscriber::set_default(subscriber.finish()))
+}
+
+#[tokio::test]
+async fn a_durable_that_no_handler_uses_any_more_is_reported() {
+    let world = world().await;
+    let broker = world.broker.connect();
+    for subject in ["order.created", "orders.created"] {
+        subscribe(&broker, Subscription::new("billing", subject))
+            .await
+            .expect("subscribed");
+    }
+    subscribe(&broker, Subscription::new("shipping", "order.created"))
+        .await
+        .expect("subscribed");
+    let (log, _guard) = logged();
+    subscribe(&broker, Subscription::new("billing", "order.created"))
+        .await
+        .expect("subscribed");
+    let log = String::from_utf8(log.lock().expect("the log").clone()).expect("text");
+    let reported: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("no handler any more"))
+        .collect();
+    assert_eq!(reported.len(), 1, "{log}");
+    assert!(reported[0].contains("billing@orders,created"), "{log}");
 }

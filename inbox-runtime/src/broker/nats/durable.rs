@@ -183,16 +183,9 @@ pub(super) async fn open(
 
 /// Warns of durables of the program's groups that no handler has any more: their messages wait for nobody.
 pub(super) async fn warn_of_unused(link: &Link, streams: &[String], used: &[Subscription]) {
-    #[derive(Deserialize)]
-    struct Page {
-        #[serde(default)]
-        consumers: Option<Vec<DurableInfo>>,
-    }
     for stream in streams {
-        let page: Result<Page, _> = link
-            .api(&format!("CONSUMER.LIST.{stream}"), &json!({ "offset": 0 }))
-            .await;
-        for info in page.ok().and_then(|page| page.consumers).unwrap_or_default() {
+        // It is a courtesy: what can't be asked isn't reported.
+        for info in durables_of(link, stream).await.unwrap_or_default() {
             let metadata = info.config.get("metadata");
             let of = |key| metadata.and_then(|metadata| metadata.get(key)).and_then(Value::as_str);
             let (Some(group), Some(subject)) = (of(GROUP_KEY), of(SUBJECT_KEY)) else {
@@ -209,6 +202,28 @@ pub(super) async fn warn_of_unused(link: &Link, streams: &[String], used: &[Subs
                     "a durable has no handler any more; delete it if that is meant"
                 );
             }
+        }
+    }
+}
+
+/// Every durable of a stream. The server gives them by pages.
+async fn durables_of(link: &Link, stream: &str) -> Result<Vec<DurableInfo>, Unanswered> {
+    #[derive(Deserialize)]
+    struct Page {
+        #[serde(default)]
+        total: usize,
+        #[serde(default)]
+        consumers: Option<Vec<DurableInfo>>,
+    }
+    let mut all = Vec::new();
+    loop {
+        let question = format!("CONSUMER.LIST.{stream}");
+        let page: Page = link.api(&question, &json!({ "offset": all.len() })).await?;
+        let found = page.consumers.unwrap_or_default();
+        let last = found.is_empty();
+        all.extend(found);
+        if last || all.len() >= page.total {
+            return Ok(all);
         }
     }
 }

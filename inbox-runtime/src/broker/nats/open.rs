@@ -109,6 +109,7 @@ impl NatsSource {
     /// Notes what the server says about the durable.
     pub(super) fn learn(&mut self, durable: &Durable, info: &DurableInfo) {
         self.ack_wait = info.ack_wait();
+        self.delivered = info.delivered.stream_seq;
         self.known = Some(Known {
             stream: durable.stream.clone(),
             stream_created: durable.stream_created,
@@ -232,7 +233,15 @@ impl NatsSource {
 
     pub(super) async fn rescue(&mut self) {
         let Some(open) = &self.open else { return };
-        match rescue(&self.link, &open.durable, &self.wish.subject, &self.rescued).await {
+        match rescue(
+            &self.link,
+            &open.durable,
+            &self.wish.subject,
+            &self.rescued,
+            self.delivered,
+        )
+        .await
+        {
             Ok(found) => self.ready.extend(found),
             Err(error) => tracing::debug!(?error, "it could not be looked for messages that break the connection"),
         }

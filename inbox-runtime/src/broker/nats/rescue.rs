@@ -50,6 +50,10 @@ impl Rescued {
         }
     }
 
+    fn has(&self, seq: u64) -> bool {
+        self.lock().contains_key(&seq)
+    }
+
     fn is_free(&self, seq: u64) -> bool {
         matches!(self.lock().get(&seq), None | Some(Hands::Nobodys))
     }
@@ -100,12 +104,14 @@ impl Stored {
     }
 }
 
-/// Fetches what was delivered to this durable and can't be read. A failure is left to the next time.
+/// Fetches what was delivered to this durable and can't be read. Up to `known` it may have been in other hands before. A
+/// failure is left to the next time.
 pub(super) async fn rescue(
     link: &Arc<Link>,
     durable: &Arc<Durable>,
     filter: &str,
     rescued: &Rescued,
+    known: u64,
 ) -> Result<Vec<(Delivery, NatsLease)>, Unanswered> {
     let question = format!("CONSUMER.INFO.{}.{}", durable.stream, durable.name);
     let info: DurableInfo = link.api(&question, &Value::Null).await?;
@@ -137,7 +143,12 @@ pub(super) async fn rescue(
     found.retain(|stored| !stored.is_readable() && rescued.is_free(stored.seq));
     Ok(found
         .into_iter()
-        .map(|stored| delivered(link, durable, &info, rescued, &stored))
+        .map(|stored| {
+            let again = stored.seq <= known || rescued.has(stored.seq);
+            let (mut delivery, lease) = delivered(link, durable, &info, rescued, &stored);
+            delivery.redelivered = again;
+            (delivery, lease)
+        })
         .collect())
 }
 
@@ -157,7 +168,6 @@ fn delivered(
     let mut delivery = Delivery::new(stored.subject.clone(), durable.position(stored.seq));
     delivery.headers = headers::lenient(&stored.headers());
     delivery.payload = Some(STANDARD.decode(&stored.data).unwrap_or_default().into());
-    delivery.redelivered = true;
     delivery.published_at = humantime::parse_rfc3339(&stored.time).ok();
     // As the server would have written it, for the newest delivery of the durable; it goes by the number of the message.
     let reply = format!(

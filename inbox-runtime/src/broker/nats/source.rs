@@ -47,6 +47,8 @@ pub struct NatsSource {
     pub(super) why: Option<String>,
     /// What was received and not handed over.
     pub(super) ready: VecDeque<(Delivery, NatsLease)>,
+    /// The last message that was delivered to anybody when it was last asked.
+    pub(super) delivered: u64,
     pub(super) rescued: Rescued,
     pub(super) closed: bool,
 }
@@ -66,6 +68,7 @@ impl NatsSource {
             next_try: Instant::now(),
             why: None,
             ready: VecDeque::new(),
+            delivered: 0,
             rescued: Rescued::default(),
             closed: false,
         }
@@ -205,10 +208,11 @@ impl Source for NatsSource {
 
 impl Drop for NatsSource {
     fn drop(&mut self) {
+        // Without a runtime the leases have to run out.
+        let Ok(runtime) = Handle::try_current() else { return };
         self.take_arrived();
         let back = std::mem::take(&mut self.ready);
-        // Without a runtime the leases have to run out.
-        if let (false, Ok(runtime)) = (back.is_empty(), Handle::try_current()) {
+        if !back.is_empty() {
             runtime.spawn(async move {
                 join_all(back.iter().map(|(_, lease)| lease.nak(Duration::ZERO))).await;
             });

@@ -6,38 +6,32 @@ use std::{
 };
 
 use async_nats::rustls::{
-    ClientConfig, RootCertStore,
-    crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    self, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
 };
 
 /// The configuration of a client that trusts what the operating system trusts, and the certificates in `ca` besides.
 pub(super) fn config(ca: Option<&Path>, client: Option<&(PathBuf, PathBuf)>) -> Result<ClientConfig, String> {
-    /// Reading the system's certificates takes a while, and most programs need them once or never.
-    static PLAIN: OnceLock<ClientConfig> = OnceLock::new();
-    if ca.is_none() && client.is_none() {
-        if let Some(plain) = PLAIN.get() {
-            return Ok(plain.clone());
-        }
-        let plain = build(None, None)?;
-        return Ok(PLAIN.get_or_init(|| plain).clone());
+    let ours = ca.map(certificates).transpose()?.unwrap_or_default();
+    if let Some(ca) = ca.filter(|_| ours.is_empty()) {
+        return Err(format!("there is no certificate in {}", ca.display()));
     }
-    build(ca, client)
-}
-
-fn build(ca: Option<&Path>, client: Option<&(PathBuf, PathBuf)>) -> Result<ClientConfig, String> {
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if let Some(ca) = ca {
-        let certificates = certificates(ca)?;
-        if roots.add_parsable_certificates(certificates).0 == 0 {
-            return Err(format!("there is no certificate in {}", ca.display()));
-        }
-    }
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let provider = Arc::new(ring::default_provider());
+    let verifier = Verifier {
+        provider: provider.clone(),
+        ours,
+        inner: OnceLock::new(),
+    };
+    let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| format!("TLS can't be set up: {error}"))?
-        .with_root_certificates(roots);
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier));
     let Some((certificate, key)) = client else {
         return Ok(builder.with_no_client_auth());
     };
@@ -55,6 +49,67 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
         .map_err(|error| format!("the certificates in {} can't be read: {error}", path.display()))
 }
 
+/// rustls' own verifier, made at the first server that wants TLS: most don't, and reading the system's certificates takes
+/// longer than anything else at the start of a program.
+#[derive(Debug)]
+struct Verifier {
+    provider: Arc<CryptoProvider>,
+    /// What is trusted besides.
+    ours: Vec<CertificateDer<'static>>,
+    inner: OnceLock<Arc<WebPkiServerVerifier>>,
+}
+
+impl Verifier {
+    fn inner(&self) -> Result<&WebPkiServerVerifier, rustls::Error> {
+        if let Some(inner) = self.inner.get() {
+            return Ok(inner);
+        }
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        roots.add_parsable_certificates(self.ours.iter().cloned());
+        let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone())
+            .build()
+            .map_err(|error| rustls::Error::General(format!("no certificate is trusted: {error}")))?;
+        Ok(self.inner.get_or_init(|| inner))
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        self.inner()?
+            .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,12 +121,25 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_needs_no_default_provider() {
-        assert!(async_nats::rustls::crypto::CryptoProvider::get_default().is_none());
+    fn a_configuration_needs_no_default_provider_and_installs_none() {
+        assert!(CryptoProvider::get_default().is_none());
         config(None, None).expect("a configuration");
+        assert!(CryptoProvider::get_default().is_none());
+    }
+
+    #[test]
+    fn what_nobody_has_signed_is_not_trusted() {
+        let verifier = Verifier {
+            provider: Arc::new(ring::default_provider()),
+            ours: Vec::new(),
+            inner: OnceLock::new(),
+        };
+        let name = ServerName::try_from("localhost").expect("a name");
+        let nonsense = CertificateDer::from(&b"no certificate"[..]);
         assert!(
-            async_nats::rustls::crypto::CryptoProvider::get_default().is_none(),
-            "nothing was installed"
+            verifier
+                .verify_server_cert(&nonsense, &[], &name, &[], UnixTime::now())
+                .is_err()
         );
     }
 }
