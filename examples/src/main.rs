@@ -6,7 +6,7 @@ struct Example(&'static str, &'static str, &'static str, bool);
 const EMBEDDED: &str = "the features `embedded` and `sqlite`";
 const HAS_EMBEDDED: bool = cfg!(all(feature = "embedded", feature = "sqlite"));
 
-const EXAMPLES: [Example; 8] = [
+const EXAMPLES: [Example; 9] = [
     Example(
         "quickstart",
         "an event that was sent twice, a handler that fails halfway, two services that handle the same event",
@@ -18,7 +18,7 @@ const EXAMPLES: [Example; 8] = [
         "what each way to acknowledge does to an invoice when the handler fails halfway",
         "a broker and a database",
         cfg!(all(
-            any(feature = "embedded", feature = "nats"),
+            any(feature = "embedded", feature = "nats", feature = "kafka"),
             any(feature = "sqlite", feature = "postgres")
         )),
     ),
@@ -57,6 +57,12 @@ const EXAMPLES: [Example; 8] = [
         "a service on NATS JetStream and PostgreSQL: publishes, handles, and shows what a redelivery does",
         "`--features nats,postgres`",
         cfg!(all(feature = "nats", feature = "postgres")),
+    ),
+    Example(
+        "kafka_postgres",
+        "a service on Apache Kafka and PostgreSQL: publishes, handles, and shows what a redelivery does",
+        "`--features kafka,postgres`",
+        cfg!(all(feature = "kafka", feature = "postgres")),
     ),
 ];
 

@@ -1,7 +1,7 @@
 //! The examples print what the founding documents measured, to the letter, and exit with success.
 
 use inbox_tests::readme::run_example as run;
-#[cfg(all(feature = "nats", feature = "postgres"))]
+#[cfg(all(any(feature = "nats", feature = "kafka"), feature = "postgres"))]
 use inbox_tests::readme::run_example_on;
 
 const HEADING: &str =
@@ -52,6 +52,27 @@ fn b13_the_lab_prints_the_same_on_nats_and_postgresql() {
     let (versions, table) = split(&run_example_on("ack_lab", "nats,postgres", &servers));
     assert_eq!(table, TABLE);
     assert!(versions[0].starts_with("NATS 2."), "{versions:?}");
+    assert!(versions[1].starts_with("PostgreSQL "), "{versions:?}");
+}
+
+/// The founding document's own experiment, on the parts that it was made on.
+#[cfg(all(feature = "kafka", feature = "postgres"))]
+#[test]
+fn b2_b13_the_lab_prints_the_same_on_kafka_and_postgresql() {
+    use inbox_tests::servers::{kafka, postgres::Postgres};
+
+    let postgres = Postgres::start().expect("PostgreSQL");
+    let (broker, database) = (
+        format!("kafka://{}", kafka::Shared::get().brokers()),
+        postgres.url("postgres"),
+    );
+    let servers = [
+        ("INBOX_BROKER_URL", broker.as_str()),
+        ("DATABASE_URL", database.as_str()),
+    ];
+    let (versions, table) = split(&run_example_on("ack_lab", "kafka,postgres", &servers));
+    assert_eq!(table, TABLE);
+    assert!(versions[0].starts_with("Kafka at "), "{versions:?}");
     assert!(versions[1].starts_with("PostgreSQL "), "{versions:?}");
 }
 

@@ -156,6 +156,42 @@ impl KafkaCluster {
         assert!(gone.iter().all(Result::is_ok), "{gone:?}");
     }
 
+    /// Makes a topic of eight partitions with so many orders on it, each with an id of its own.
+    ///
+    /// # Panics
+    ///
+    /// When the server doesn't take them.
+    pub async fn fill(&self, subject: &str, count: u64) {
+        self.make_topic(subject, PARTITIONS).await;
+        let topic = format!("{}{subject}", self.prefix);
+        let partitions = u64::from(PARTITIONS.unsigned_abs());
+        let mut last = Vec::new();
+        for number in 0..count {
+            let id = format!("evt-{number}");
+            let headers = OwnedHeaders::new().insert(Header {
+                key: "message_id",
+                value: Some(&id),
+            });
+            let payload = format!(r#"{{"order_id":{number},"amount_cents":100}}"#);
+            let partition = i32::try_from(number % partitions).expect("a partition");
+            let mut record: FutureRecord<'_, [u8], String> = FutureRecord::to(&topic)
+                .partition(partition)
+                .payload(&payload)
+                .headers(headers);
+            loop {
+                match self.eyes.producer.send_result(record) {
+                    Ok(delivery) => break last.push(delivery),
+                    // Its queue is full.
+                    Err((_, again)) => record = again,
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+        for delivery in last {
+            delivery.await.expect("an answer").expect("published");
+        }
+    }
+
     /// The committed offsets of a group on the partitions of a subject, by partition; `None` where there is none.
     ///
     /// # Panics

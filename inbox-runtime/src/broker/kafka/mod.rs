@@ -105,12 +105,15 @@ impl Shared {
 }
 
 impl Kafka {
-    /// Brokers to begin with, as in `one:9092,two:9092`; one that answers is enough. Without a port it is 9092.
+    /// Brokers to begin with, as in `one:9092,two:9092`, or as in `INBOX_BROKER_URL`: `kafka://one:9092,two:9092`. One that
+    /// answers is enough. Without a port it is 9092.
     ///
     /// A list that can't be read is an error of the first use.
     #[must_use]
     pub fn new(brokers: impl AsRef<str>) -> Self {
-        Self::with(Settings::new(brokers.as_ref()))
+        let brokers = brokers.as_ref();
+        let rest = brokers.strip_prefix("kafka:").unwrap_or(brokers);
+        Self::with(Settings::from_url(rest.strip_prefix("//").unwrap_or(rest)))
     }
 
     /// The broker of a URL, of which `rest` stands behind `kafka:`, with librdkafka's properties. The error says what to
