@@ -14,6 +14,8 @@
 //! cargo run -p inbox-tests --bin servers -- postgres nats -- \
 //!     cargo run -p inbox-examples --features nats,postgres --example ack_lab
 //! ```
+//!
+//! and on Kafka and PostgreSQL, as the original measurement was made, with `kafka` in the place of `nats`.
 
 use std::{
     error::Error,
@@ -164,6 +166,14 @@ async fn main() -> Result<()> {
             )
             .await
         }
+        #[cfg(feature = "kafka")]
+        Some("kafka") => {
+            let topics = STRATEGIES.iter().map(|strategy| strategy.group.replacen('-', ".", 1));
+            let kafka = topics.fold(inbox_runtime::Kafka::new(&url), |kafka, topic| {
+                kafka.create_topic(topic, 1)
+            });
+            on(folder.path(), kafka).await
+        }
         _ => Err("this program was built without the broker that INBOX_BROKER_URL names".into()),
     }
 }
@@ -277,7 +287,7 @@ fn patience() -> Duration {
     let broker = std::env::var("INBOX_BROKER_URL").unwrap_or_default();
     match broker.split(':').next() {
         Some("" | "embedded") => Duration::from_secs(1),
-        Some("nats" | "tls") => Duration::from_secs(2),
+        Some("nats" | "tls" | "kafka") => Duration::from_secs(2),
         _ => Duration::from_secs(8),
     }
 }

@@ -6,7 +6,7 @@ struct Example(&'static str, &'static str, &'static str, bool);
 const EMBEDDED: &str = "the features `embedded` and `sqlite`";
 const HAS_EMBEDDED: bool = cfg!(all(feature = "embedded", feature = "sqlite"));
 
-const EXAMPLES: [Example; 9] = [
+const EXAMPLES: [Example; 10] = [
     Example(
         "quickstart",
         "an event that was sent twice, a handler that fails halfway, two services that handle the same event",
@@ -18,7 +18,7 @@ const EXAMPLES: [Example; 9] = [
         "what each way to acknowledge does to an invoice when the handler fails halfway",
         "a broker and a database",
         cfg!(all(
-            any(feature = "embedded", feature = "nats"),
+            any(feature = "embedded", feature = "nats", feature = "kafka"),
             any(feature = "sqlite", feature = "postgres")
         )),
     ),
@@ -63,6 +63,12 @@ const EXAMPLES: [Example; 9] = [
         "the spans, the metrics and the health of an inbox while it works and while it stops",
         "`--features observed`",
         cfg!(feature = "observed") && HAS_EMBEDDED,
+    ),
+    Example(
+        "kafka_postgres",
+        "a service on Apache Kafka and PostgreSQL: publishes, handles, and shows what a redelivery does",
+        "`--features kafka,postgres`",
+        cfg!(all(feature = "kafka", feature = "postgres")),
     ),
 ];
 

@@ -35,7 +35,7 @@
 //!        dead letter               ▼      rollback; nothing was acknowledged, so the message comes again
 //! ```
 //!
-//! 1. *Decode* makes the handler's arguments from the delivery: [`Json`], [`State`], [`Meta`], [`Header`], and every type
+//! 1. *Decode* makes the handler's arguments from the delivery: [`Json`], [`Envelope`], [`State`], [`Meta`], [`Header`], and every type
 //!    that implements [`FromDelivery`]. A message that can't be decoded goes to the [`dead_letters`] without a transaction.
 //! 2. *Claim* inserts the inbox row, first statement of the transaction. If it is there, the message is a duplicate.
 //! 3. The handler writes through the transaction that it borrows. It may return an error of any type ([`HandlerError`]).
@@ -63,8 +63,8 @@
 //!
 //! # Features
 //!
-//! `macros` (default) has the attribute. Brokers: `embedded`, `nats`. Databases: `sqlite`, `postgres` (`postgres-tls` for TLS).
-//! `anyhow` and `eyre` let [`HandlerError`] see the chain inside these errors. `metrics`, `otel` and `http`
+//! `macros` (default) has the attribute. Brokers: `embedded`, `nats`, `kafka` (`kafka-ssl` for TLS and SASL). Databases:
+//! `sqlite`, `postgres` (`postgres-tls` for TLS). //! `anyhow` and `eyre` let [`HandlerError`] see the chain inside these errors. `metrics`, `otel` and `http`
 //! show what goes on. `testing` has the test kit. Features are additive.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -2,6 +2,9 @@
 
 use inbox_tests::readme::{run_example as run, run_example_on};
 
+/// Every feature of the examples, so that they are built once.
+const FEATURES: &str = "nats,kafka,postgres,observed,axum";
+
 const HEADING: &str =
     "--- one message, a handler that fails on its first run; then a fresh consumer of the same group ---";
 
@@ -47,9 +50,30 @@ fn b13_the_lab_prints_the_same_on_nats_and_postgresql() {
         ("INBOX_BROKER_URL", broker.as_str()),
         ("DATABASE_URL", database.as_str()),
     ];
-    let (versions, table) = split(&run_example_on("ack_lab", "nats,postgres", &servers));
+    let (versions, table) = split(&run_example_on("ack_lab", FEATURES, &servers));
     assert_eq!(table, TABLE);
     assert!(versions[0].starts_with("NATS 2."), "{versions:?}");
+    assert!(versions[1].starts_with("PostgreSQL "), "{versions:?}");
+}
+
+/// The founding document's own experiment, on the parts that it was made on.
+#[cfg(all(feature = "kafka", feature = "postgres"))]
+#[test]
+fn b2_b13_the_lab_prints_the_same_on_kafka_and_postgresql() {
+    use inbox_tests::servers::{kafka, postgres::Postgres};
+
+    let postgres = Postgres::start().expect("PostgreSQL");
+    let (broker, database) = (
+        format!("kafka://{}", kafka::Shared::get().brokers()),
+        postgres.url("postgres"),
+    );
+    let servers = [
+        ("INBOX_BROKER_URL", broker.as_str()),
+        ("DATABASE_URL", database.as_str()),
+    ];
+    let (versions, table) = split(&run_example_on("ack_lab", FEATURES, &servers));
+    assert_eq!(table, TABLE);
+    assert!(versions[0].starts_with("Kafka at "), "{versions:?}");
     assert!(versions[1].starts_with("PostgreSQL "), "{versions:?}");
 }
 
@@ -64,7 +88,7 @@ fn b11_the_quickstart_prints_the_two_lines_twice_in_a_row() {
 
 #[test]
 fn the_observed_example_prints_spans_metrics_and_readiness() {
-    let printed = run_example_on("observed", "observed", &[]);
+    let printed = run_example_on("observed", FEATURES, &[]);
     assert!(printed.contains("GET /metrics: 200\n"), "{printed}");
     let handler = "handler=\"observed::create_invoice\"";
     for (id, outcome) in [

@@ -138,6 +138,15 @@ impl Inbox {
         Ok(self.report().since(&before))
     }
 
+    /// Gives back what is in hand and waits, for a few seconds at most, until the broker knows what was acknowledged: for
+    /// jobs that end after [`process_one`](Self::process_one) or [`run_until_idle`](Self::run_until_idle). Dropped, an inbox
+    /// does the same in the background, for which a program that ends may leave no time.
+    pub async fn close(mut self) {
+        for line in &mut self.lines {
+            line.source.close().await;
+        }
+    }
+
     /// Runs until it is told to stop by the builder's `shutdown` future; without one, for ever.
     ///
     /// # Errors

@@ -9,7 +9,8 @@
 //! `INBOX_BENCH_SECONDS` (3, of one round) make it longer or shorter.
 //!
 //! With `--features postgres,nats` and the server `nats` besides, the same handlers also take their messages from a
-//! JetStream stream on the disk, from the first request to the last acknowledgement: `nats-postgres`.
+//! JetStream stream on the disk, from the first request to the last acknowledgement: `nats-postgres`. With `kafka` in both
+//! places, from a Kafka topic of eight partitions: `kafka-postgres`.
 
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ use inbox_runtime::{
 use inbox_tests::servers::Proxy;
 
 mod feed;
+#[cfg(feature = "kafka")]
+mod kafka;
 #[cfg(feature = "nats")]
 mod nats;
 mod pgbench;
@@ -62,7 +65,7 @@ handler!(plain_4, 4, group = "plain-4", ack = "at_least_once");
 handler!(plain_16, 16, group = "plain-16", ack = "at_least_once");
 
 /// A broker from which messages take the whole way into the database.
-#[cfg(feature = "nats")]
+#[cfg(any(feature = "nats", feature = "kafka"))]
 trait Way: Sized {
     const NAME: &'static str;
     type Broker: Broker;
@@ -107,7 +110,7 @@ async fn ours(pool: &PgPool, group: &str, feed: Feed, time: Duration, outcome: O
 }
 
 /// The rates from a broker's server: exactly_once and at_least_once.
-#[cfg(feature = "nats")]
+#[cfg(any(feature = "nats", feature = "kafka"))]
 async fn whole_way<W: Way>(pool: &PgPool, connections: u32, time: Duration) -> Result<Option<(f64, f64)>, Error> {
     // More than can be handled in that time.
     let count = 15_000 * time.as_secs().max(1);
@@ -133,6 +136,8 @@ struct Rates {
     plain: Vec<f64>,
     #[cfg(feature = "nats")]
     nats: Vec<(f64, f64)>,
+    #[cfg(feature = "kafka")]
+    kafka: Vec<(f64, f64)>,
 }
 
 fn median(rates: &[f64]) -> f64 {
@@ -142,7 +147,7 @@ fn median(rates: &[f64]) -> f64 {
 }
 
 /// What the rates of a broker's server come to.
-#[cfg(feature = "nats")]
+#[cfg(any(feature = "nats", feature = "kafka"))]
 fn whole_way_ratios<W: Way>(connections: u32, rates: &[(f64, f64)], simple: f64) -> Vec<String> {
     if rates.is_empty() {
         return Vec::new();
@@ -201,6 +206,10 @@ async fn round(
     rates
         .nats
         .extend(whole_way::<nats::JetStream>(&pool, connections, time).await?);
+    #[cfg(feature = "kafka")]
+    rates
+        .kafka
+        .extend(whole_way::<kafka::Topic>(&pool, connections, time).await?);
     pool.execute("TRUNCATE inbox_events, invoices").await?;
     rates
         .prepared
@@ -283,6 +292,8 @@ async fn main() -> Result<(), Error> {
         ));
         #[cfg(feature = "nats")]
         ratios.extend(whole_way_ratios::<nats::JetStream>(connections, &rates.nats, simple));
+        #[cfg(feature = "kafka")]
+        ratios.extend(whole_way_ratios::<kafka::Topic>(connections, &rates.kafka, simple));
     }
     let (fresh, duplicate, plain) = round_trips(&url, time).await?;
     println!(

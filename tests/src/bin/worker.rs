@@ -99,7 +99,9 @@ async fn main() -> Result<()> {
 async fn until_idle() -> Result<Report> {
     let mut inbox = builder()?.build().await?;
     say("ready");
-    Ok(inbox.run_until_idle().await?)
+    let report = inbox.run_until_idle().await?;
+    inbox.close().await;
+    Ok(report)
 }
 
 async fn until_stopped() -> Result<Report> {

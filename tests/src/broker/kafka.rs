@@ -16,7 +16,8 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication},
     client::DefaultClientContext,
     consumer::{BaseConsumer, Consumer},
-    error::RDKafkaErrorCode,
+    error::{KafkaResult, RDKafkaErrorCode},
+    groups::GroupInfo,
     message::{Header, OwnedHeaders},
     producer::{FutureProducer, FutureRecord},
     util::Timeout,
@@ -155,11 +156,89 @@ impl KafkaCluster {
         assert!(gone.iter().all(Result::is_ok), "{gone:?}");
     }
 
-    /// The committed offsets of a group on the partitions of a subject, by partition; `None` where there is none.
-    pub async fn committed(&self, group: &str, subject: &str) -> Vec<Option<i64>> {
+    /// Makes a topic of eight partitions with so many orders on it, each with an id of its own.
+    ///
+    /// # Panics
+    ///
+    /// When the server doesn't take them.
+    pub async fn fill(&self, subject: &str, count: u64) {
+        self.make_topic(subject, PARTITIONS).await;
         let topic = format!("{}{subject}", self.prefix);
-        let partitions = self.look(group, move |eyes| offsets(eyes, &topic)).await;
-        partitions.into_iter().map(|(committed, _)| committed).collect()
+        let partitions = u64::from(PARTITIONS.unsigned_abs());
+        let mut last = Vec::new();
+        for number in 0..count {
+            let id = format!("evt-{number}");
+            let headers = OwnedHeaders::new().insert(Header {
+                key: "message_id",
+                value: Some(&id),
+            });
+            let payload = format!(r#"{{"order_id":{number},"amount_cents":100}}"#);
+            let partition = i32::try_from(number % partitions).expect("a partition");
+            let mut record: FutureRecord<'_, [u8], String> = FutureRecord::to(&topic)
+                .partition(partition)
+                .payload(&payload)
+                .headers(headers);
+            loop {
+                match self.eyes.producer.send_result(record) {
+                    Ok(delivery) => break last.push(delivery),
+                    // Its queue is full.
+                    Err((_, again)) => record = again,
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+        for delivery in last {
+            delivery.await.expect("an answer").expect("published");
+        }
+    }
+
+    /// The committed offsets of a group on the partitions of a subject, by partition; `None` where there is none.
+    ///
+    /// # Panics
+    ///
+    /// When the server doesn't answer.
+    pub async fn committed(&self, group: &str, subject: &str) -> Vec<Option<i64>> {
+        self.try_committed(group, subject).await.expect("the server's answer")
+    }
+
+    /// The same; `None` when the server doesn't answer.
+    pub async fn try_committed(&self, group: &str, subject: &str) -> Option<Vec<Option<i64>>> {
+        let topic = format!("{}{subject}", self.prefix);
+        let partitions = self.look(group, move |eyes| offsets(eyes, &topic)).await.ok()?;
+        Some(partitions.into_iter().map(|(committed, _)| committed).collect())
+    }
+
+    /// What is settled, as [`settled`](TestBroker::settled) has it; an error when the server doesn't answer.
+    pub async fn try_settled(&self, group: &str, subject: &str) -> KafkaResult<Option<Settled>> {
+        let in_hand = self.kafka.in_hand(group).await as u64;
+        let topics: Vec<String> = {
+            let topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+            let all = subject.strip_suffix('>');
+            let is_ours = |topic: &&String| {
+                let found = &topic[self.prefix.len()..];
+                all.map_or(found == subject, |beginning| found.starts_with(beginning))
+            };
+            let ours = topics.keys().filter(is_ours);
+            ours.cloned().collect()
+        };
+        let id = format!("{}{group}", self.prefix);
+        let left = self.look(group, move |eyes| -> KafkaResult<Option<i64>> {
+            let partitions: KafkaResult<Vec<_>> = topics.iter().map(|topic| offsets(eyes, topic)).collect();
+            let partitions = partitions?.concat();
+            let unread = partitions.iter().all(|(committed, _)| committed.is_none());
+            if unread && !is_known(eyes, &id)? {
+                return Ok(None);
+            }
+            let left = partitions.iter().map(|(committed, end)| end - committed.unwrap_or(0));
+            Ok(Some(left.sum::<i64>()))
+        });
+        let Some(left) = left.await? else { return Ok(None) };
+        let left = u64::try_from(left).expect("an offset before the end");
+        let unacked = in_hand.min(left);
+        Ok(Some(Settled {
+            waiting: left - unacked,
+            unacked,
+        }))
     }
 
     /// The turn of a topic's next message.
@@ -214,38 +293,32 @@ fn options() -> AdminOptions {
 }
 
 /// For each partition of a topic its committed offset and its end.
-fn offsets(consumer: &BaseConsumer, topic: &str) -> Vec<(Option<i64>, i64)> {
-    let metadata = consumer.fetch_metadata(Some(topic), ASK).expect("the topic");
+fn offsets(consumer: &BaseConsumer, topic: &str) -> KafkaResult<Vec<(Option<i64>, i64)>> {
+    let metadata = consumer.fetch_metadata(Some(topic), ASK)?;
     let mut partitions = TopicPartitionList::new();
     for partition in metadata.topics()[0].partitions() {
         partitions.add_partition(topic, partition.id());
     }
-    let committed = consumer.committed_offsets(partitions, ASK).expect("the offsets");
-    let mut found: Vec<_> = committed
-        .elements()
-        .iter()
-        .map(|element| {
-            let (first, end) = consumer
-                .fetch_watermarks(topic, element.partition(), ASK)
-                .expect("the ends");
-            let committed = match element.offset() {
-                Offset::Offset(offset) => Some(offset.max(first)),
-                _ => None,
-            };
-            (element.partition(), committed, end)
-        })
-        .collect();
+    let committed = consumer.committed_offsets(partitions, ASK)?;
+    let mut found = Vec::new();
+    for element in committed.elements() {
+        element.error()?;
+        let (first, end) = consumer.fetch_watermarks(topic, element.partition(), ASK)?;
+        let committed = match element.offset() {
+            Offset::Offset(offset) => Some(offset.max(first)),
+            _ => None,
+        };
+        found.push((element.partition(), committed, end));
+    }
     found.sort_unstable();
-    found.into_iter().map(|(_, committed, end)| (committed, end)).collect()
+    Ok(found.into_iter().map(|(_, committed, end)| (committed, end)).collect())
 }
 
 /// Whether a group has had members.
-fn is_known(consumer: &BaseConsumer, group: &str) -> bool {
-    let groups = consumer.fetch_group_list(Some(group), ASK).expect("the group");
-    groups
-        .groups()
-        .iter()
-        .any(|group| !["", "Dead"].contains(&group.state()))
+fn is_known(consumer: &BaseConsumer, group: &str) -> KafkaResult<bool> {
+    let groups = consumer.fetch_group_list(Some(group), ASK)?;
+    let mut states = groups.groups().iter().map(GroupInfo::state);
+    Ok(states.any(|state| !["", "Dead"].contains(&state)))
 }
 
 impl TestBroker for KafkaCluster {
@@ -300,35 +373,7 @@ impl TestBroker for KafkaCluster {
     }
 
     async fn settled(&self, group: &str, subject: &str) -> Option<Settled> {
-        let in_hand = self.kafka.in_hand(group).await as u64;
-        let topics: Vec<String> = {
-            let topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
-            let all = subject.strip_suffix('>');
-            let is_ours = |topic: &&String| {
-                let found = &topic[self.prefix.len()..];
-                all.map_or(found == subject, |beginning| found.starts_with(beginning))
-            };
-            let ours = topics.keys().filter(is_ours);
-            ours.cloned().collect()
-        };
-        let id = format!("{}{group}", self.prefix);
-        let left = self
-            .look(group, move |eyes| {
-                let partitions: Vec<_> = topics.iter().flat_map(|topic| offsets(eyes, topic)).collect();
-                let unread = partitions.iter().all(|(committed, _)| committed.is_none());
-                if unread && !is_known(eyes, &id) {
-                    return None;
-                }
-                let left = partitions.iter().map(|(committed, end)| end - committed.unwrap_or(0));
-                Some(left.sum::<i64>())
-            })
-            .await?;
-        let left = u64::try_from(left).expect("an offset before the end");
-        let unacked = in_hand.min(left);
-        Some(Settled {
-            waiting: left - unacked,
-            unacked,
-        })
+        self.try_settled(group, subject).await.expect("the server's answer")
     }
 
     fn url(&self) -> Option<String> {

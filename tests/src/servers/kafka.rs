@@ -195,6 +195,16 @@ impl Shared {
     }
 }
 
+/// A server that a test may stop and kill, also where there is one for the others.
+///
+/// # Panics
+///
+/// When it can't be started.
+#[must_use]
+pub fn own() -> Kafka {
+    Kafka::start().unwrap_or_else(|error| panic!("{error}"))
+}
+
 fn given() -> Option<String> {
     std::env::var("KAFKA_BROKERS")
         .ok()

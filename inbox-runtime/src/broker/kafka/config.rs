@@ -69,6 +69,8 @@ pub(super) struct Settings {
     pub(super) brokers: String,
     /// What stands before every topic and every group.
     pub(super) prefix: String,
+    /// The subjects whose topics are made if they are missing, with their partitions.
+    pub(super) topics: Vec<(String, i32)>,
     properties: BTreeMap<String, String>,
     problems: Vec<String>,
 }
@@ -128,6 +130,10 @@ impl Settings {
             Some((_, why)) => self
                 .problems
                 .push(format!("the Kafka property `{name}` can't be set: {why}")),
+            // As a variable that is set to nothing is unset.
+            None if value.is_empty() => {
+                self.properties.remove(name);
+            }
             None => {
                 self.properties.insert(name.to_owned(), value.to_owned());
             }

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::OnceCell, time::Instant};
 
 use self::{
     clock::Clock,
@@ -93,15 +93,27 @@ struct Shared {
     clock: Clock,
     producers: Producers,
     groups: Mutex<Vec<Weak<Group>>>,
+    topics_made: OnceCell<()>,
+}
+
+impl Shared {
+    /// Makes the topics that are wanted, once.
+    async fn make_topics(&self, settings: &Settings) -> Result<(), BrokerError> {
+        let made = self.topics_made.get_or_try_init(|| topics::make(settings));
+        made.await.copied()
+    }
 }
 
 impl Kafka {
-    /// Brokers to begin with, as in `one:9092,two:9092`; one that answers is enough. Without a port it is 9092.
+    /// Brokers to begin with, as in `one:9092,two:9092`, or as in `INBOX_BROKER_URL`: `kafka://one:9092,two:9092`. One that
+    /// answers is enough. Without a port it is 9092.
     ///
     /// A list that can't be read is an error of the first use.
     #[must_use]
     pub fn new(brokers: impl AsRef<str>) -> Self {
-        Self::with(Settings::new(brokers.as_ref()))
+        let brokers = brokers.as_ref();
+        let rest = brokers.strip_prefix("kafka:").unwrap_or(brokers);
+        Self::with(Settings::from_url(rest.strip_prefix("//").unwrap_or(rest)))
     }
 
     /// The broker of a URL, of which `rest` stands behind `kafka:`, with librdkafka's properties. The error says what to
@@ -126,7 +138,7 @@ impl Kafka {
     }
 
     /// Sets a property of librdkafka, as `INBOX_KAFKA_…` does: `INBOX_KAFKA_SESSION_TIMEOUT_MS` is `session.timeout.ms`.
-    /// Where a property is not set, librdkafka's default holds.
+    /// Where a property is not set, or to nothing, librdkafka's default holds.
     ///
     /// Those that would break the guarantee (`enable.auto.commit`, for one) and those that librdkafka doesn't know are an
     /// error of the first use.
@@ -146,6 +158,15 @@ impl Kafka {
         self
     }
 
+    /// Makes the topic of a subject with so many partitions, as many replicas as the brokers' default, and their other
+    /// defaults, when this is first used, if it isn't there. One that is there stays as it is.
+    #[must_use]
+    pub fn create_topic(mut self, subject: impl Into<String>, partitions: u16) -> Self {
+        self.settings.topics.push((subject.into(), i32::from(partitions)));
+        self.shared = Arc::default();
+        self
+    }
+
     /// Publishes a message; returns when every replica that must have it does. The key, if there is one, decides on the
     /// partition.
     ///
@@ -161,6 +182,7 @@ impl Kafka {
     pub async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
         names::check_publish_subject(&message.subject).map_err(BrokerError::Invalid)?;
         self.settings.check().map_err(BrokerError::Invalid)?;
+        self.shared.make_topics(&self.settings).await?;
         publish::publish(&self.shared.producers, &self.settings, message).await
     }
 
@@ -241,6 +263,9 @@ impl Broker for Kafka {
     /// Waits until the groups are joined, but no longer than five seconds.
     async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
         self.settings.check().map_err(BrokerError::Invalid)?;
+        if let Err(error) = self.shared.make_topics(&self.settings).await {
+            tracing::warn!(%error, "the topics could not be made");
+        }
         let mut lines: BTreeMap<String, Vec<Line>> = BTreeMap::new();
         let mut places = Vec::with_capacity(subscriptions.len());
         for subscription in &subscriptions {

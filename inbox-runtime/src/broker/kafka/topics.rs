@@ -1,6 +1,18 @@
 //! Topics: what a subject is called on Kafka, and which topics a wildcard takes.
 
-use crate::broker::subject;
+use std::time::Duration;
+
+use rdkafka::{
+    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    client::DefaultClientContext,
+    error::{KafkaError, RDKafkaErrorCode},
+};
+
+use super::config::Settings;
+use crate::broker::{BrokerError, subject};
+
+/// How long making topics may take.
+const MAKE: Duration = Duration::from_secs(5);
 
 /// The name of the topic of a subject without wildcards.
 pub(super) fn topic(prefix: &str, subject: &str) -> String {
@@ -36,6 +48,42 @@ pub(super) fn takes(prefix: &str, pattern: &str, topic: &str) -> bool {
     topic
         .strip_prefix(prefix)
         .is_some_and(|subject| subject::matches(pattern, subject))
+}
+
+/// Makes the topics that are wanted and missing.
+pub(super) async fn make(settings: &Settings) -> Result<(), BrokerError> {
+    if settings.topics.is_empty() {
+        return Ok(());
+    }
+    let failed = |error: KafkaError| BrokerError::unavailable("could not make the topics", error);
+    let admin: AdminClient<DefaultClientContext> = settings.producer().create().map_err(failed)?;
+    let names = settings
+        .topics
+        .iter()
+        .map(|(name, partitions)| (topic(&settings.prefix, name), *partitions));
+    let names: Vec<_> = names.collect();
+    let wanted: Vec<_> = names
+        .iter()
+        .map(|(name, partitions)| NewTopic::new(name, *partitions, TopicReplication::Fixed(-1)))
+        .collect();
+    let options = AdminOptions::new()
+        .request_timeout(Some(MAKE))
+        .operation_timeout(Some(MAKE));
+    let made = admin.create_topics(&wanted, &options).await;
+    // Its end blocks.
+    std::thread::spawn(move || drop(admin));
+    for made in made.map_err(failed)? {
+        match made {
+            Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+            Err((topic, code)) => {
+                return Err(BrokerError::unavailable(
+                    format!("could not make the topic `{topic}`"),
+                    KafkaError::AdminOp(code),
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

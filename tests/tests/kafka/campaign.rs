@@ -1,0 +1,81 @@
+//! Thousands of messages under random kills, members that come and go, and a restart of the broker.
+
+use std::time::{Duration, Instant};
+
+use inbox_tests::{
+    KafkaCluster, Settled, TestBroker, TestDatabase, database_suite,
+    process::{Mode, Signal, WorkerCommand, long},
+    servers::kafka::own,
+};
+
+use super::{on, rebalances::Watch};
+
+database_suite!(b18_f62_f63_random_kills_rebalances_and_a_restart_leave_every_effect_once);
+
+async fn b18_f62_f63_random_kills_rebalances_and_a_restart_leave_every_effect_once<D: TestDatabase>() {
+    let server = tokio::task::spawn_blocking(own).await.expect("a server");
+    let count: u32 = if long() { 10_000 } else { 300 };
+    let world = on::<D>(KafkaCluster::on(&server.brokers())).await;
+    world.broker.spread("order.created").await;
+    for number in 0..count {
+        world.publish(&format!("m{number}")).await;
+    }
+    let start = || {
+        WorkerCommand::on(env!("CARGO_BIN_EXE_worker"), Mode::Run, &world, "audit")
+            .script("fail:0.1")
+            .start()
+    };
+    let watch = Watch::begin(&world.broker, "audit");
+    let mut workers = vec![start(), start()];
+    let deadline = Instant::now() + Duration::from_secs(if long() { 1200 } else { 120 });
+    let (mut turns, mut kills, mut runs) = (0, 0, 0);
+    while turns < 3 || world.broker.try_settled("audit", ">").await != Ok(Some(Settled::ALL)) {
+        assert!(
+            Instant::now() < deadline,
+            "not done after {kills} kills and {runs} runs"
+        );
+        tokio::time::sleep(KafkaCluster::KILLS.mul_f64(0.5 + fastrand::f64())).await;
+        turns += 1;
+        match turns % 3 {
+            // A member dies.
+            0 => {
+                let victim = fastrand::usize(..workers.len());
+                let ended = workers.swap_remove(victim).kill().await;
+                assert!(ended.killed_by(Signal::KILL), "{ended:#?}");
+                kills += 1;
+                runs += ended.all_runs();
+                workers.push(start());
+            }
+            // One joins.
+            1 => workers.push(start()),
+            // One leaves.
+            _ => {
+                let mut leaver = workers.remove(0);
+                leaver.says("ready").await;
+                runs += leaver.stop().await.all_runs();
+            }
+        }
+        if turns == 2 {
+            let server = &server;
+            tokio::task::block_in_place(|| {
+                server.kill();
+                server.resume().expect("the server again");
+            });
+        }
+    }
+    for mut worker in workers {
+        worker.says("ready").await;
+        runs += worker.stop().await.all_runs();
+    }
+    let looks = watch.end().await;
+    let count = i64::from(count);
+    let number = async |sql: &str| world.database.number(sql).await;
+    assert_eq!(number("SELECT count(*) FROM effects").await, count);
+    assert_eq!(number("SELECT count(DISTINCT msg_id) FROM effects").await, count);
+    assert_eq!(number("SELECT count(*) FROM inbox_events").await, count);
+    assert_eq!(number("SELECT count(*) FROM inbox_dead_letters").await, 0);
+    assert!(
+        kills > 0 && looks > 0 && runs as i64 > count,
+        "{kills} kills, {looks} looks, {runs} runs"
+    );
+}

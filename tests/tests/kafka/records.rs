@@ -1,0 +1,168 @@
+//! Records: headers, keys, null and large payloads, codecs, and what omni-box writes.
+
+use std::time::Duration;
+
+use inbox_runtime::{Broker, Bytes, Lease, Message, Outcome, Source, Subscription};
+use inbox_tests::{Order, TestBroker, next, nothing_more};
+
+use super::{Kafkaesque, world};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f30_f31_id_headers_may_be_null_missing_or_repeated() {
+    let world = Kafkaesque::new().await;
+    let order = || Order::new("o").to("order.created");
+    let mut null_id = order();
+    null_id.headers.append_null("message_id");
+    let mut null_and_other = order().header("event_id", "e1");
+    null_and_other.headers.append_null("message_id");
+    for message in [
+        order().header("event_id", "e0").header("event_id", "e0"),
+        order().header("event_id", "1").header("event_id", "2"),
+        null_id,
+        null_and_other,
+        order(),
+        order().header("message_id", &b"\xff"[..]),
+    ] {
+        world.broker.publish(message).await;
+    }
+    let mut inbox = world.inbox(&["billing"]).await;
+    let mut outcomes = Vec::new();
+    for _ in 0..6 {
+        outcomes.push(next(&mut inbox).await);
+    }
+    use Outcome::{DeadLettered as Dead, Processed as Done};
+    assert_eq!(outcomes, [Done, Dead, Done, Done, Done, Dead]);
+    // L6: without an id the position is the id.
+    let position = |offset: u8| format!("{}order.created:0:{offset}", world.broker.prefix());
+    for id in ["e0", &position(2), "e1", &position(4)] {
+        world.assert_done("billing", id).await;
+    }
+    let errors: Vec<_> = world
+        .letters("billing")
+        .await
+        .into_iter()
+        .map(|letter| letter.error)
+        .collect();
+    assert!(
+        errors.iter().any(|error| error.contains("more than once")),
+        "{errors:?}"
+    );
+    assert!(errors.iter().any(|error| error.contains("not UTF-8")), "{errors:?}");
+    assert!(world.settled("billing").await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f67_a_tombstone_keeps_its_key_and_is_not_empty() {
+    let world = Kafkaesque::new().await;
+    let kafka = world.broker.connect();
+    for message in [
+        Message::null("order.created").key("customer-7"),
+        Message::new("order.created", "").header("a", "1"),
+    ] {
+        kafka.publish(message).await.expect("published");
+    }
+    let mut sources = kafka
+        .subscribe(vec![Subscription::new("reader", "order.created")])
+        .await
+        .expect("a source");
+    let mut deliveries = Vec::new();
+    while deliveries.len() < 2 {
+        for (delivery, lease) in sources[0].pull(10, Duration::from_secs(5)).await.expect("a delivery") {
+            lease.ack().await.expect("acknowledged");
+            deliveries.push(delivery);
+        }
+    }
+    assert_eq!(deliveries[0].key.as_deref(), Some(&b"customer-7"[..]));
+    assert_eq!(deliveries[0].payload, None);
+    assert!(deliveries[0].headers.is_empty() && deliveries[0].published_at.is_some());
+    assert_eq!(
+        (&deliveries[1].key, &deliveries[1].payload),
+        (&None, &Some(Bytes::new()))
+    );
+    assert_eq!(deliveries[1].headers.get("a"), Some(&b"1"[..]));
+    assert_eq!(deliveries[0].subject, "order.created", "without the prefix");
+    assert_eq!(
+        deliveries[1].position,
+        format!("{}order.created:0:1", world.broker.prefix())
+    );
+    assert!(
+        deliveries[0].redelivered,
+        "nobody knows whether the first one was handled before"
+    );
+    assert!(!deliveries[1].redelivered);
+    sources[0].close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f71_every_codec_is_there() {
+    let world = Kafkaesque::new().await;
+    let codecs = ["none", "gzip", "snappy", "lz4", "zstd"];
+    for codec in codecs {
+        let kafka = world.broker.connect().property("compression.type", codec);
+        let order = Order::new("o".repeat(2000)).to("order.created").id(codec);
+        kafka.publish(order).await.expect("published");
+    }
+    let mut inbox = world.inbox(&["billing"]).await;
+    for codec in codecs {
+        assert_eq!(next(&mut inbox).await, Outcome::Processed, "{codec}");
+        world.assert_done("billing", codec).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f72_a_record_larger_than_a_fetch_is_delivered() {
+    let world = world(|kafka| {
+        kafka
+            .property("fetch.message.max.bytes", "100000")
+            .property("message.max.bytes", "10000000")
+    })
+    .await;
+    let settings = [("max.message.bytes", "10000000")];
+    world.broker.make_topic_with("order.created", 1, &settings).await;
+    for (id, size) in [("small", 10), ("large", 5_000_000), ("last", 10)] {
+        let order = Order::new("x".repeat(size)).to("order.created").id(id);
+        world.broker.publish(order).await;
+    }
+    let mut inbox = world.inbox(&["billing"]).await;
+    for id in ["small", "large", "last"] {
+        assert_eq!(next(&mut inbox).await, Outcome::Processed);
+        world.assert_done("billing", id).await;
+    }
+}
+
+/// What the producer of omni-box 0.3.1 has sent, to the byte.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_omni_box_writes_is_read_and_known_again() {
+    let world = Kafkaesque::new().await;
+    let body = r#"{"schema_version":"1.0.0","event_type":"order.created","aggregate_type":"order","aggregate_id":"00000000-0000-0000-0000-000000000008","payload":{"order_id":"1"},"timestamp":"2026-11-29T13:27:41.985338+00:00"}"#;
+    let event = Message::new("omni.order", body)
+        .key("k2")
+        .header("event_id", "01617b23-8c1d-40dc-9230-ab99f8715914")
+        .header("event_type", "order.created");
+    for _ in 0..2 {
+        world.broker.publish(event.clone()).await;
+    }
+    let raw = Message::new("order.created", r#"{"order_id": "o1"}"#)
+        .key("o1")
+        .header("message_id", "5886664f-c71d-442e-8d63-c2be2fa70351")
+        .header("event_type", "order.created");
+    world.broker.publish(raw).await;
+
+    let builder = inbox_runtime::Inbox::builder()
+        .store(inbox_tests::TestDatabase::pool(&world.database))
+        .broker(world.broker.connect())
+        .state(world.probe.clone())
+        .groups(["omni"]);
+    let mut inbox = builder.build().await.expect("an inbox");
+    assert_eq!(next(&mut inbox).await, Outcome::Processed);
+    assert_eq!(next(&mut inbox).await, Outcome::Duplicate);
+    nothing_more(&mut inbox).await;
+    world.assert_done("omni", "01617b23-8c1d-40dc-9230-ab99f8715914").await;
+    assert_eq!(world.probe.calls()[0].order.order_id, "1");
+
+    let mut inbox = world.inbox(&["billing"]).await;
+    assert_eq!(next(&mut inbox).await, Outcome::Processed);
+    world
+        .assert_done("billing", "5886664f-c71d-442e-8d63-c2be2fa70351")
+        .await;
+}
