@@ -40,7 +40,7 @@ pub(super) fn run(group: &Group) {
         drop(client);
         let pause = if result.is_ok() { INTERVAL } else { RETRY };
         not_before = Instant::now() + pause;
-        conclude(group, &due, result);
+        conclude(group, &due, &result);
     }
 }
 
@@ -97,10 +97,10 @@ fn commit(client: &Client, due: &[Due]) -> Result<(), KafkaError> {
 
 /// Notes what became of a commit, and tells who waits for it. A commit that failed fails no message: its offset is
 /// committed with the next one, or the partition goes to somebody who finds in the database what was done.
-fn conclude(group: &Group, due: &[Due], result: Result<(), KafkaError>) {
+fn conclude(group: &Group, due: &[Due], result: &Result<(), KafkaError>) {
     let mut state = group.lock();
     state.committing = false;
-    match &result {
+    match result {
         Ok(()) => {
             for due in due {
                 if let Some(partition) = state.current(&due.part, due.epoch) {
@@ -119,7 +119,7 @@ fn conclude(group: &Group, due: &[Due], result: Result<(), KafkaError>) {
             state.waiters.push(waiter);
             continue;
         }
-        let told = match &result {
+        let told = match result {
             Ok(()) => Ok(()),
             Err(error) => Err(BrokerError::unavailable(
                 "the offset could not be committed",

@@ -9,6 +9,7 @@ use rdkafka::{
     Offset, TopicPartitionList,
     consumer::{BaseConsumer, Consumer},
     error::KafkaError,
+    metadata::MetadataTopic,
 };
 
 use super::{consumer::Context, group::Group, partition::Part};
@@ -66,7 +67,7 @@ fn ends(
 ) -> Result<Vec<(i32, i64)>, KafkaError> {
     let metadata = client.fetch_metadata(Some(topic), ASK)?;
     let mut all = TopicPartitionList::new();
-    for partition in metadata.topics().iter().flat_map(|topic| topic.partitions()) {
+    for partition in metadata.topics().iter().flat_map(MetadataTopic::partitions) {
         all.add_partition(topic, partition.id());
     }
     let committed = client.committed_offsets(all, ASK)?;
