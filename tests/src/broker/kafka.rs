@@ -336,6 +336,8 @@ impl TestBroker for KafkaCluster {
     }
 
     const COUNTS: bool = false;
+    // Offsets are committed in batches.
+    const ACKS_AT_ONCE: bool = false;
     // A partition goes to another consumer when that one joins, or this one is gone.
     const LEASES: bool = false;
     // A member that was killed is missed after its session, and kills at shorter intervals are one long rebalance.

@@ -46,6 +46,10 @@ pub trait TestBroker: Clone + Send + Sync + 'static {
     /// Whether it counts the deliveries of a message.
     const COUNTS: bool = true;
 
+    /// Whether it has an acknowledgement when the call returns. Otherwise it has it a moment later, or never if the process
+    /// dies in that.
+    const ACKS_AT_ONCE: bool = true;
+
     /// Whether a message that is not settled goes to another consumer when a lease runs out, and not before.
     const LEASES: bool = true;
 

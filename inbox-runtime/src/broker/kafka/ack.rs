@@ -122,7 +122,16 @@ impl Lease for KafkaLease {
             let ours = state
                 .current(&self.part, self.epoch)
                 .filter(|partition| partition.has_out(self.offset) && !partition.revoked);
-            ours.ok_or_else(|| self.passed_on())?.confirm(self.offset);
+            let partition = ours.ok_or_else(|| self.passed_on())?;
+            // A call before this one was dropped when its offset was on the way.
+            if partition.progress.has(self.offset) {
+                partition.done(self.offset);
+                drop(state);
+                self.settled.store(true, Ordering::Relaxed);
+                self.tell();
+                return Ok(());
+            }
+            partition.confirm(self.offset);
             state.urgent = true;
             state.waiters.push(Waiter {
                 part: self.part.clone(),

@@ -78,6 +78,11 @@ impl Progress {
         self.done
     }
 
+    /// Whether the broker has confirmed that the record with that offset is done.
+    pub(super) fn has(&self, offset: i64) -> bool {
+        self.committed.is_some_and(|committed| committed > offset)
+    }
+
     /// The broker has confirmed that.
     pub(super) fn commit(&mut self, offset: i64) {
         self.committed = self.committed.max(Some(offset));
@@ -195,15 +200,14 @@ impl Partition {
         loop {
             match self.queue.poll(Duration::ZERO)? {
                 Ok(record) => {
-                    if !std::mem::replace(&mut self.looked_at, true) {
-                        status.go_on(&part.name());
-                    }
-                    return Some(Record {
+                    let record = Record {
                         offset: record.offset(),
                         delivery: record::delivery(&record, prefix),
-                    });
+                    };
+                    self.look(part, status);
+                    return Some(record);
                 }
-                Err(KafkaError::PartitionEOF(_)) => self.looked_at = true,
+                Err(KafkaError::PartitionEOF(_)) => self.look(part, status),
                 Err(error) => {
                     // librdkafka tries again by itself. Until a record comes the partition stands still, which must show.
                     self.looked_at = false;
@@ -211,6 +215,13 @@ impl Partition {
                     status.wait(part.name(), error.to_string());
                 }
             }
+        }
+    }
+
+    /// It was looked at: whatever was wrong with it has passed.
+    fn look(&mut self, part: &Part, status: &SourceStatus) {
+        if !std::mem::replace(&mut self.looked_at, true) {
+            status.go_on(&part.name());
         }
     }
 
