@@ -16,7 +16,7 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication},
     client::DefaultClientContext,
     consumer::{BaseConsumer, Consumer},
-    error::{KafkaResult, RDKafkaErrorCode},
+    error::{KafkaError, KafkaResult, RDKafkaErrorCode},
     groups::GroupInfo,
     message::{Header, OwnedHeaders},
     producer::{FutureProducer, FutureRecord},
@@ -252,19 +252,27 @@ impl KafkaCluster {
     /// Publishes a message to a partition of choice, which a program can't.
     pub async fn publish_to(&self, message: Message, partition: i32) {
         let topic = format!("{}{}", self.prefix, message.subject);
-        let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(&topic).partition(partition);
-        record.key = message.key.as_deref();
-        record.payload = message.payload.as_deref();
-        record.headers = Some(
-            message
-                .headers
-                .iter()
-                .fold(OwnedHeaders::new(), |headers, (key, value)| {
-                    headers.insert(Header { key, value })
-                }),
-        );
-        let published = self.eyes.producer.send(record, Timeout::Never).await;
-        published.expect("published");
+        let headers = message
+            .headers
+            .iter()
+            .fold(OwnedHeaders::new(), |headers, (key, value)| {
+                headers.insert(Header { key, value })
+            });
+        for _ in 0..200 {
+            let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(&topic).partition(partition);
+            record.key = message.key.as_deref();
+            record.payload = message.payload.as_deref();
+            record.headers = Some(headers.clone());
+            match self.eyes.producer.send(record, Timeout::Never).await {
+                Ok(_) => return,
+                // The producer has not heard of the new partitions yet.
+                Err((KafkaError::MessageProduction(RDKafkaErrorCode::UnknownPartition), _)) => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                Err((error, _)) => panic!("not published: {error}"),
+            }
+        }
+        panic!("the producer doesn't hear of partition {partition} of {topic}");
     }
 
     /// Looks at the server, from a thread that may block.
