@@ -42,6 +42,14 @@ macro_rules! process_suite {
     };
 }
 
+/// As [`suite!`], for what is the same on every broker: the embedded one is enough.
+#[macro_export]
+macro_rules! embedded_suite {
+    ($($(#[$attribute:meta])* $name:ident),+ $(,)?) => {
+        $crate::suite!(@embedded $($(#[$attribute])* $name),+);
+    };
+}
+
 /// As [`suite!`], for tests that bring their own broker: `async fn name<D: TestDatabase>()`, one of each for every database.
 #[macro_export]
 macro_rules! database_suite {
@@ -68,6 +76,10 @@ macro_rules! database_suite {
 #[macro_export]
 macro_rules! suite {
     ($($(#[$attribute:meta])* $name:ident),+ $(,)?) => {
+        $crate::suite!(@embedded $($(#[$attribute])* $name),+);
+        $crate::suite!(@servers $($(#[$attribute])* $name),+);
+    };
+    (@embedded $($(#[$attribute:meta])* $name:ident),+) => {
         $crate::suite!(@pair embedded_sqlite, $crate::EmbeddedFile, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(feature = "postgres")]
         $crate::suite!(@pair memory_postgres, $crate::EmbeddedMemory, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
@@ -75,7 +87,6 @@ macro_rules! suite {
         $crate::suite!(@pair memory_sqlite, $crate::EmbeddedMemory, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(all(feature = "all-pairs", feature = "postgres"))]
         $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
-        $crate::suite!(@servers $($(#[$attribute])* $name),+);
     };
     (@servers $($(#[$attribute:meta])* $name:ident),+) => {
         #[cfg(feature = "kafka")]

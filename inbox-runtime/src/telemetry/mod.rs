@@ -44,8 +44,8 @@ const fn on_events(name: &'static str, meaning: &'static str) -> Field {
     }
 }
 
-/// Every field of the span, then those of log events. The brokers may add some about themselves.
-pub const FIELDS: [Field; 25] = [
+/// Every field of the span, then those of log events.
+pub const FIELDS: [Field; 39] = [
     on_span("group", "the consumer group"),
     on_span(
         "subject",
@@ -62,12 +62,23 @@ pub const FIELDS: [Field; 25] = [
     on_events("addr", "where health and metrics are served"),
     on_events("attempts", "how often the handler has failed on the message"),
     on_events("broker", "the broker and its version"),
+    on_events(
+        "changed",
+        "the settings of a durable that were changed, with both values",
+    ),
     on_events("database", "a database and its version"),
     on_events("delay_ms", "when the message comes again, in milliseconds"),
+    on_events("durable", "a durable consumer of NATS"),
     on_events("error", "what went wrong, with everything beneath it"),
+    on_events("facility", "the part of librdkafka that says something"),
+    on_events("index", "the how-many-th header of a record"),
     on_events("instance", "the id of the embedded broker's file"),
+    on_events("lost", "whether partitions went to somebody else unasked"),
     on_events("mode", "the journal mode of the embedded broker's file"),
+    on_events("most", "how many deliveries the stream lets out at a time"),
     on_events("nearest", "the known variable that looks most like it"),
+    on_events("partition", "a partition of a topic, as `topic:number`"),
+    on_events("partitions", "partitions of topics"),
     on_events(
         "place",
         "where the handler is declared, as `file:line`; where the embedded broker lives",
@@ -75,11 +86,20 @@ pub const FIELDS: [Field; 25] = [
     on_events("position", "where in the broker a durable consumer begins"),
     on_events("reason", "why a message went to the dead letters"),
     on_events("report", "how many deliveries had which outcome"),
-    on_events("seq", "the number of a message in the embedded broker"),
+    on_events(
+        "seq",
+        "the number of a message in its stream, or in the embedded broker",
+    ),
+    on_events("servers", "the servers of NATS, without any password"),
     on_events("signal", "the signal that the program got"),
     on_events("start", "where a new group begins"),
+    on_events("status", "what the NATS server answered"),
+    on_events("stream", "a stream of NATS"),
+    on_events("subjects", "the subjects of a stream"),
     on_events("timeout_s", "how long the drain was allowed to take, in seconds"),
     on_events("variable", "an environment variable"),
+    on_events("wanted", "how many deliveries the handler could take at a time"),
+    on_events("why", "what keeps messages from coming"),
 ];
 
 /// A metric, as the `metrics` facade has it (feature `metrics`).

@@ -4,13 +4,12 @@ use std::path::PathBuf;
 
 use inbox_runtime::{Error, Inbox, InboxBuilder, Outcome};
 use inbox_tests::{
-    Settled, Step, TestBroker, TestDatabase, World, next, nothing_more,
+    Settled, Step, TestBroker, TestDatabase, World, embedded_suite, next, nothing_more,
     process::{Mode, WorkerCommand},
-    suite,
 };
 use tempfile::TempDir;
 
-suite!(
+embedded_suite!(
     a_handler_works_as_the_file_has_it,
     code_goes_before_the_file,
     only_messages_behind_the_prefix_are_handled,

@@ -4,14 +4,14 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Router, routing::get};
 use inbox_runtime::{Error, HandlerHealth, InboxBuilder, InboxHandle, SourceStatus, http};
-use inbox_tests::{Step, TestBroker, TestDatabase, World, eventually, suite};
+use inbox_tests::{Step, TestBroker, TestDatabase, World, embedded_suite, eventually};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     sync::{Semaphore, oneshot},
 };
 
-suite!(
+embedded_suite!(
     each_handler_says_what_is_wrong_with_it,
     a_part_that_waits_makes_its_handler_unready,
     messages_that_wait_for_their_back_off_are_counted,

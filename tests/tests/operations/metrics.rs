@@ -3,11 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use inbox_runtime::{Inbox, InboxBuilder, Message, Outcome, SourceStatus};
-use inbox_tests::{EmbeddedMemory, Order, SqliteFile, Step, TestBroker, TestDatabase, World, eventually, next, suite};
+use inbox_tests::{
+    EmbeddedMemory, Order, SqliteFile, Step, TestBroker, TestDatabase, World, embedded_suite, eventually, next,
+};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::sync::Semaphore;
 
-suite!(
+embedded_suite!(
     deliveries_are_counted_by_what_became_of_them,
     an_acknowledgement_that_fails_is_counted,
     f11_the_age_of_the_oldest_open_transaction_is_seen,

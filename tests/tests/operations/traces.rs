@@ -1,12 +1,12 @@
 //! Spans and logs: one span for each message, in the trace of whoever published it, and no word of what is in it.
 
 use inbox_runtime::{Message, Outcome, telemetry};
-use inbox_tests::{Order, Step, TestBroker, TestDatabase, World, eventually, next, suite};
+use inbox_tests::{Order, Step, TestBroker, TestDatabase, World, embedded_suite, eventually, next};
 use opentelemetry::trace::{SpanId, TraceId};
 
 use super::capture::captured;
 
-suite!(
+embedded_suite!(
     a_message_has_one_span_for_each_delivery,
     a_message_is_handled_in_the_trace_that_published_it,
     a_trace_that_cannot_be_read_is_ignored,
