@@ -93,6 +93,9 @@ async fn f44_a_late_word_does_not_touch_what_somebody_else_has() {
     assert_eq!(delivery.position, again.position);
     assert_eq!((delivery.delivery_count, again.delivery_count), (Some(1), Some(2)));
     assert!(!delivery.redelivered && again.redelivered);
+    // Whoever is slow to receive a message takes its lease for younger than it is.
+    theirs.progress().await.expect("it is theirs");
+    tokio::time::sleep(Duration::from_millis(300)).await;
 
     mine.nak(Duration::ZERO).await.expect("nothing happens");
     let lost = mine.ack_confirmed().await.expect_err("it has passed on");

@@ -57,7 +57,7 @@ impl NatsLease {
 
     /// Whether somebody else may have the message. The clock of the server began earlier than ours, by the way of a message.
     pub(super) fn may_have_passed_on(&self) -> bool {
-        let margin = self.durable.ack_wait / 10;
+        let margin = self.durable.ack_wait / 5;
         self.durable.is_gone() || self.age() + margin >= self.durable.ack_wait
     }
 

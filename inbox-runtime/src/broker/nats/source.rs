@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use futures_util::{StreamExt, future::join_all};
 use tokio::{
     runtime::Handle,
-    time::{Instant, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 
 use super::{
@@ -15,6 +15,7 @@ use super::{
     durable::{Durable, Known},
     link::Link,
     open::Open,
+    reply::Reply,
     rescue::Rescued,
 };
 use crate::{
@@ -192,8 +193,8 @@ impl Source for NatsSource {
                 Ok(None) | Err(_) => break,
             }
         }
-        if let Some(mut open) = self.open.take() {
-            let _ = open.incoming.unsubscribe().await;
+        if let Some(open) = self.open.take() {
+            tokio::spawn(linger(self.link.clone(), open));
         }
     }
 
@@ -203,6 +204,20 @@ impl Source for NatsSource {
 
     fn status(&self) -> SourceStatus {
         self.status.clone()
+    }
+}
+
+/// Gives back what the server still sends for a request that it holds, until the request is over. It can't be recalled, and
+/// who doesn't listen any more loses what is on its way.
+async fn linger(link: Arc<Link>, mut open: Open) {
+    let Some(asked) = open.asked.take() else { return };
+    while let Ok(Some(message)) = timeout_at(asked.over, open.incoming.next()).await {
+        match message.reply.as_deref().and_then(Reply::read) {
+            Some(reply) => {
+                let _ = link.ask(reply.text.to_owned(), "-NAK".into()).await;
+            }
+            None => return,
+        }
     }
 }
 
