@@ -19,8 +19,8 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it may take to confirm what was said about a delivery. A durable that has just been deleted never does.
 pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long one pull request stays with the server; one whose end isn't heard of a second after that is taken for lost.
-pub(super) const PULL_EXPIRES: Duration = Duration::from_secs(2);
+/// How long one pull request stays with the server, which is how long a stop may take.
+pub(super) const PULL_EXPIRES: Duration = Duration::from_secs(1);
 /// How long after its end a pull request is taken for lost.
 pub(super) const PULL_GRACE: Duration = Duration::from_secs(1);
 /// How often the durable is looked at while all goes well: for its lag, and for what others did to it.

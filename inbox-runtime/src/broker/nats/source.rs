@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use futures_util::{StreamExt, future::join_all};
 use tokio::{
     runtime::Handle,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, timeout_at},
 };
 
 use super::{
@@ -15,16 +15,12 @@ use super::{
     durable::{Durable, Known},
     link::Link,
     open::Open,
-    reply::Reply,
     rescue::Rescued,
 };
 use crate::{
     broker::{BrokerError, Lease, Source, SourceStatus, Subscription},
     delivery::Delivery,
 };
-
-/// How long it must be quiet before a closed source believes that nothing is on its way any more.
-const QUIET: Duration = Duration::from_millis(100);
 
 /// Where the deliveries of one subscription to a JetStream stream come from.
 ///
@@ -182,19 +178,21 @@ impl Source for NatsSource {
             self.take_arrived();
             let back = std::mem::take(&mut self.ready);
             join_all(back.iter().map(|(_, lease)| lease.nak(Duration::ZERO))).await;
-            // What the server still holds of a request may bring something at any moment.
-            let Some(open) = self.open.as_mut().filter(|open| open.asked.is_some()) else {
+            // A request that the server holds can't be recalled, and may bring something at any moment until it is over; who
+            // doesn't listen any more loses that until its lease runs out.
+            let Some(open) = &mut self.open else { break };
+            let Some(over) = open.asked.as_ref().map(|asked| asked.over) else {
                 break;
             };
-            match timeout(QUIET, open.incoming.next()).await {
+            match timeout_at(over, open.incoming.next()).await {
                 Ok(Some(message)) => {
                     self.arrive(&message, Instant::now());
                 }
                 Ok(None) | Err(_) => break,
             }
         }
-        if let Some(open) = self.open.take() {
-            tokio::spawn(linger(self.link.clone(), open));
+        if let Some(mut open) = self.open.take() {
+            let _ = open.incoming.unsubscribe().await;
         }
     }
 
@@ -204,20 +202,6 @@ impl Source for NatsSource {
 
     fn status(&self) -> SourceStatus {
         self.status.clone()
-    }
-}
-
-/// Gives back what the server still sends for a request that it holds, until the request is over. It can't be recalled, and
-/// who doesn't listen any more loses what is on its way.
-async fn linger(link: Arc<Link>, mut open: Open) {
-    let Some(asked) = open.asked.take() else { return };
-    while let Ok(Some(message)) = timeout_at(asked.over, open.incoming.next()).await {
-        match message.reply.as_deref().and_then(Reply::read) {
-            Some(reply) => {
-                let _ = link.ask(reply.text.to_owned(), "-NAK".into()).await;
-            }
-            None => return,
-        }
     }
 }
 
