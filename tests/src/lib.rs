@@ -42,6 +42,18 @@ macro_rules! process_suite {
     };
 }
 
+/// As [`suite!`], for what a broker's choice of database makes no difference to: NATS and Kafka on PostgreSQL only. The feature
+/// `all-pairs` has both on SQLite too.
+#[macro_export]
+macro_rules! lean_suite {
+    ($($(#[$attribute:meta])* $name:ident),+ $(,)?) => {
+        $crate::suite!(@embedded $($(#[$attribute])* $name),+);
+        $crate::suite!(@servers_postgres $($(#[$attribute])* $name),+);
+        #[cfg(feature = "all-pairs")]
+        $crate::suite!(@servers_sqlite $($(#[$attribute])* $name),+);
+    };
+}
+
 /// As [`suite!`], for what is the same on every broker: the embedded one is enough.
 #[macro_export]
 macro_rules! embedded_suite {
@@ -89,14 +101,20 @@ macro_rules! suite {
         $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
     };
     (@servers $($(#[$attribute:meta])* $name:ident),+) => {
-        #[cfg(feature = "kafka")]
-        $crate::suite!(@pair kafka_sqlite, $crate::KafkaCluster, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        $crate::suite!(@servers_postgres $($(#[$attribute])* $name),+);
+        $crate::suite!(@servers_sqlite $($(#[$attribute])* $name),+);
+    };
+    (@servers_postgres $($(#[$attribute:meta])* $name:ident),+) => {
         #[cfg(all(feature = "kafka", feature = "postgres"))]
         $crate::suite!(@pair kafka_postgres, $crate::KafkaCluster, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
-        #[cfg(feature = "nats")]
-        $crate::suite!(@pair nats_sqlite, $crate::NatsJetStream, $crate::SqliteFile, $($(#[$attribute])* $name),+);
         #[cfg(all(feature = "nats", feature = "postgres"))]
         $crate::suite!(@pair nats_postgres, $crate::NatsJetStream, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
+    };
+    (@servers_sqlite $($(#[$attribute:meta])* $name:ident),+) => {
+        #[cfg(feature = "kafka")]
+        $crate::suite!(@pair kafka_sqlite, $crate::KafkaCluster, $crate::SqliteFile, $($(#[$attribute])* $name),+);
+        #[cfg(feature = "nats")]
+        $crate::suite!(@pair nats_sqlite, $crate::NatsJetStream, $crate::SqliteFile, $($(#[$attribute])* $name),+);
     };
     (@pair $pair:ident, $broker:ty, $database:ty, $($(#[$attribute:meta])* $name:ident),+) => {
         mod $pair {

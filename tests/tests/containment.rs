@@ -3,9 +3,9 @@
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use inbox_runtime::{Inbox, Message, Outcome, Reason};
-use inbox_tests::{Order, Step, TestBroker, TestDatabase, World, eventually, next, suite};
+use inbox_tests::{Order, Step, TestBroker, TestDatabase, World, eventually, lean_suite, next};
 
-suite!(
+lean_suite!(
     f75_a_panic_is_a_failed_attempt,
     f75_a_panic_in_deserialize_is_a_failed_attempt,
     f75_a_panic_in_deserialize_at_most_once,

@@ -6,10 +6,10 @@ use std::{
 };
 
 use inbox_runtime::{DeadLetterQuery, DeadLetterStatus, Message, Outcome, Reason};
-use inbox_tests::{Step, TestBroker, TestDatabase, World, eventually, next, suite};
+use inbox_tests::{Step, TestBroker, TestDatabase, World, eventually, lean_suite, next};
 use tokio::sync::Semaphore;
 
-suite!(
+lean_suite!(
     everything_is_in_it,
     a_message_that_can_not_be_decoded_is_there_at_once,
     a_message_without_a_usable_id_is_there_at_once,

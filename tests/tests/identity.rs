@@ -1,9 +1,9 @@
 //! The id of a message from end to end: what the inbox row says, which messages are one, and which can't be stored.
 
 use inbox_runtime::{Message, Outcome, Reason};
-use inbox_tests::{Order, Settled, TestBroker, TestDatabase, World, next, suite};
+use inbox_tests::{Order, Settled, TestBroker, TestDatabase, World, lean_suite, next};
 
-suite!(
+lean_suite!(
     f27_without_an_id_a_message_is_known_by_its_position,
     f28_a_blank_id_is_none,
     f29_a_name_that_only_ends_like_one_is_another,

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use inbox_runtime::{Message, Outcome, Reason};
-use inbox_tests::{Step, TestBroker, TestDatabase, World, eventually, next, suite};
+use inbox_tests::{Step, TestBroker, TestDatabase, World, eventually, lean_suite, next};
 
-suite!(
+lean_suite!(
     the_last_attempt_ends_in_a_dead_letter,
     unlimited_attempts_never_end_in_one,
     success_forgets_the_attempts,

@@ -3,9 +3,9 @@
 use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
 use inbox_runtime::{HandlerError, Outcome, Reason, sqlx};
-use inbox_tests::{Step, TestBroker, TestDatabase, World, next, suite};
+use inbox_tests::{Step, TestBroker, TestDatabase, World, lean_suite, next};
 
-suite!(
+lean_suite!(
     a_database_fault_is_found_beneath_every_wrapper,
     a_lost_connection_is_found_beneath_every_wrapper_that_keeps_it,
     a_transparent_wrapper_hides_a_lost_connection,

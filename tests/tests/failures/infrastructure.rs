@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use inbox_runtime::Outcome;
-use inbox_tests::{Step, TestBroker, TestDatabase, World, eventually, next, suite};
+use inbox_tests::{Step, TestBroker, TestDatabase, World, eventually, lean_suite, next};
 
-suite!(
+lean_suite!(
     f79_a_database_that_is_down_is_waited_for,
     f79_a_locked_message_is_waited_for,
     a_handler_that_is_stopped_with_the_program_has_made_no_attempt,

@@ -2,9 +2,9 @@
 //! did.
 
 use inbox_runtime::{DeadLetter, Outcome, Reason};
-use inbox_tests::{Step, TestBroker, TestDatabase, World, next, suite};
+use inbox_tests::{Step, TestBroker, TestDatabase, World, lean_suite, next};
 
-suite!(
+lean_suite!(
     f01_a_leaked_nested_transaction_is_named,
     f01_nested_transactions_work,
     f01_a_nested_transaction_that_was_rolled_back_works,

@@ -1,11 +1,11 @@
 //! What handlers take: payloads that are nearly right, headers, and arguments of a user's own.
 
 use inbox_runtime::{DeliveryContext, FromDelivery, HeaderName, Inbox, Json, Message, Outcome, Reason, Rejection};
-use inbox_tests::{Order, Settled, Step, TestBroker, TestDatabase, World, next, suite};
+use inbox_tests::{Order, Settled, Step, TestBroker, TestDatabase, World, lean_suite, next};
 
 mod handlers;
 
-suite!(
+lean_suite!(
     f92_a_number_is_exact_or_refused,
     f93_what_is_not_quite_json_is_taken_or_refused_by_a_table,
     f94_deep_nesting_is_an_error_and_never_the_end_of_the_process,

@@ -3,10 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use inbox_runtime::{Error, Outcome};
-use inbox_tests::{Settled, Step, TestBroker, TestDatabase, World, eventually, next, nothing_more, suite};
+use inbox_tests::{Settled, Step, TestBroker, TestDatabase, World, eventually, lean_suite, next, nothing_more};
 use tokio::sync::{Semaphore, oneshot};
 
-suite!(
+lean_suite!(
     process_one_handles_one_message_and_waits_for_it,
     process_one_can_wait_for_ever,
     process_one_says_that_the_broker_fails,

@@ -1,9 +1,9 @@
 //! The tables of the inbox at the start: made, looked for, or not ours.
 
 use inbox_runtime::{Error, Migrate, Outcome, migrate};
-use inbox_tests::{TestBroker, TestDatabase, World, next, suite};
+use inbox_tests::{TestBroker, TestDatabase, World, lean_suite, next};
 
-suite!(
+lean_suite!(
     a_table_of_another_library_is_an_error_that_says_so,
     missing_tables_are_an_error_where_they_may_only_be_looked_for,
     the_rows_of_a_newer_version_are_tolerated,
