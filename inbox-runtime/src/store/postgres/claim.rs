@@ -294,6 +294,7 @@ impl Session for PostgresSession {
     async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
         let claimed = match self.open.as_mut().and_then(|open| open.ahead.take()) {
             Some(ahead) if ahead.is(claim) => {
+                self.duplicates = 0;
                 failpoint!("after_begin");
                 Claimed::Fresh
             }
