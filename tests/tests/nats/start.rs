@@ -229,6 +229,8 @@ async fn f58_durations_come_back_as_they_were_set() {
     ] {
         let wish = Subscription::new("billing", "order.created").ack_wait(ack_wait);
         let sources = subscribe(&broker, wish).await.expect("subscribed");
+        let status = sources[0].status();
+        assert!(status.reasons().is_empty(), "{status:?}");
         assert_eq!(sources[0].ack_wait(), ack_wait);
         let info = durable(world.broker.account(), "billing").await;
         assert_eq!(

@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -37,8 +37,8 @@ pub(super) struct Link {
 struct News {
     /// Grows whenever the connection is lost or made.
     changes: watch::Sender<u64>,
-    /// Grows whenever it is made.
-    connects: AtomicU64,
+    /// There has been one.
+    once: AtomicBool,
     trouble: Mutex<Option<String>>,
 }
 
@@ -47,7 +47,7 @@ impl News {
         match event {
             Event::Connected => {
                 *self.trouble() = None;
-                self.connects.fetch_add(1, Ordering::SeqCst);
+                self.once.store(true, Ordering::SeqCst);
             }
             Event::ClientError(error) => *self.trouble() = Some(error.to_string()),
             Event::ServerError(error) => tracing::warn!(%error, "the NATS server reports an error"),
@@ -156,7 +156,7 @@ impl Link {
         let options = self.settings.options().map_err(BrokerError::Invalid)?;
         let (news, known) = (self.news.clone(), self.news.clone());
         let options = options.reconnect_delay_callback(move |attempts| match attempts {
-            0 | 1 if known.connects.load(Ordering::SeqCst) == 0 => Duration::ZERO,
+            0 | 1 if !known.once.load(Ordering::SeqCst) => Duration::ZERO,
             attempts => RECONNECT_BACKOFF.bound(u32::try_from(attempts).unwrap_or(u32::MAX)),
         });
         Ok(options.event_callback(move |event| {
@@ -192,9 +192,10 @@ impl Link {
         format!("no NATS server can be reached at {}: {why}", self.settings.shown())
     }
 
-    /// How often a connection was made.
+    /// How often a connection was made. It has grown before a new connection is known to be there; the news of it comes later.
     pub(super) fn connects(&self) -> u64 {
-        self.news.connects.load(Ordering::SeqCst)
+        let client = self.client.get();
+        client.map_or(0, |client| client.statistics().connects.load(Ordering::SeqCst))
     }
 
     /// What changes whenever the connection is lost or made.
