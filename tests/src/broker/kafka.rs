@@ -91,6 +91,8 @@ impl KafkaCluster {
             eyes: Arc::new(Eyes {
                 producer: ClientConfig::new()
                     .set("bootstrap.servers", brokers)
+                    // It hears of a partition that is new only when it asks again.
+                    .set("topic.metadata.refresh.interval.ms", "300")
                     .create()
                     .expect("a producer"),
                 admin,
@@ -198,7 +200,7 @@ impl KafkaCluster {
     ///
     /// When the server doesn't answer.
     pub async fn committed(&self, group: &str, subject: &str) -> Vec<Option<i64>> {
-        self.try_committed(group, subject).await.expect("the server's answer")
+        patiently(async || self.try_committed(group, subject).await.ok_or("no answer")).await
     }
 
     /// The same; `None` when the server doesn't answer.
@@ -294,6 +296,17 @@ impl KafkaCluster {
     }
 }
 
+/// Asks again for a while: a server may not know for a moment who coordinates a group.
+async fn patiently<T, E: fmt::Debug>(ask: impl AsyncFn() -> Result<T, E>) -> T {
+    for _ in 0..50 {
+        if let Ok(answer) = ask().await {
+            return answer;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    ask().await.expect("the server's answer")
+}
+
 fn options() -> AdminOptions {
     AdminOptions::new()
         .operation_timeout(Some(ASK))
@@ -383,7 +396,7 @@ impl TestBroker for KafkaCluster {
     }
 
     async fn settled(&self, group: &str, subject: &str) -> Option<Settled> {
-        self.try_settled(group, subject).await.expect("the server's answer")
+        patiently(async || self.try_settled(group, subject).await).await
     }
 
     fn url(&self) -> Option<String> {

@@ -375,7 +375,12 @@ impl TestBroker for NatsJetStream {
     }
 
     async fn settled(&self, group: &str, subject: &str) -> Option<Settled> {
-        let info = self.account.durable(STREAM, group, subject).await?;
+        let mut info = self.account.durable(STREAM, group, subject).await?;
+        if info["delivered"]["consumer_seq"] == 0 {
+            // One that is just being made can be seen before its messages are counted.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            info = self.account.durable(STREAM, group, subject).await?;
+        }
         Some(Settled {
             waiting: info["num_pending"].as_u64()?,
             unacked: info["num_ack_pending"].as_u64()?,

@@ -82,7 +82,7 @@ async fn a_message_that_follows_another_takes_two_round_trips() {
     // So that there is always one that follows.
     world
         .probe
-        .script(|_| Step::Sleep(std::time::Duration::from_millis(10)));
+        .script(|_| Step::Sleep(std::time::Duration::from_millis(30)));
     let inbox = world.inbox(&["billing"]).await;
     let before = proxy.round_trips();
     let inbox = inbox.spawn();
