@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{
     config::SETTLE_TIMEOUT,
     durable::Durable,
-    link::{Link, Unanswered},
+    link::Link,
     rescue::{Hands, Rescued},
 };
 use crate::broker::{BrokerError, Lease};
@@ -68,7 +68,7 @@ impl NatsLease {
     }
 
     async fn acknowledge(&self) -> Result<(), BrokerError> {
-        self.say("+ACK".to_owned()).await?;
+        self.durable.acks.ack(&self.link, self.reply.clone()).await?;
         if let Some(rescued) = &self.rescued {
             rescued.note(self.seq, Hands::Done);
         }
@@ -77,15 +77,11 @@ impl NatsLease {
 
     /// Says it and waits until the server has heard it.
     async fn say(&self, word: String) -> Result<(), BrokerError> {
-        match self
-            .link
+        self.link
             .ask_within(self.reply.clone(), word.into(), SETTLE_TIMEOUT)
             .await
-        {
-            Ok(_) => Ok(()),
-            Err(Unanswered::Unreachable(message)) => Err(BrokerError::Unavailable { message, source: None }),
-            Err(error) => Err(error.into()),
-        }
+            .map(|_| ())
+            .map_err(BrokerError::from)
     }
 }
 

@@ -1,7 +1,10 @@
 //! The durable consumer of a source on the server: finding its stream, comparing it with what is wanted, making it.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -9,6 +12,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
+    acks::Acks,
     config::MAX_DURABLE,
     link::{Link, Unanswered},
     settings::{adjust, make},
@@ -92,6 +96,7 @@ pub(super) struct Durable {
     gone: AtomicBool,
     /// Its stream has been replaced: the numbers of its messages mean others by now.
     stream_gone: AtomicBool,
+    pub(super) acks: Arc<Acks>,
 }
 
 impl Durable {
@@ -177,6 +182,7 @@ pub(super) async fn open(
         ack_wait: info.ack_wait(),
         gone: AtomicBool::new(false),
         stream_gone: AtomicBool::new(false),
+        acks: Arc::default(),
     };
     Ok((durable, info))
 }

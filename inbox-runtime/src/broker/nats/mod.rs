@@ -28,6 +28,7 @@ use crate::{
 };
 
 mod ack;
+mod acks;
 mod arrive;
 mod config;
 mod durable;
