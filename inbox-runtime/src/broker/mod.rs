@@ -178,6 +178,15 @@ pub trait Lease: Send + Sync + 'static {
 
     /// Says that the message is still being handled: the lease begins anew.
     fn progress(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
+
+    /// The delivery that comes behind this one, for brokers that let none out before this one is settled. Whoever has this one
+    /// may have it in hand, to go on with it at once when this one is acknowledged; if this one is given back, so is that.
+    fn successor(&self) -> Option<(Delivery, Self)>
+    where
+        Self: Sized,
+    {
+        None
+    }
 }
 
 /// The broker's word that it has a message.
@@ -223,6 +232,10 @@ pub enum BrokerError {
     /// What was asked is wrong and stays wrong.
     #[error("{0}")]
     Invalid(String),
+    /// The broker's client has come to its end, as when somebody else has taken its place: only a new start helps. A running
+    /// inbox finishes what it has in hand and ends with this.
+    #[error("{0}")]
+    Ended(String),
 }
 
 impl BrokerError {
@@ -381,6 +394,7 @@ pub(crate) trait ErasedLease: Send + Sync {
     fn ack_confirmed(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
     fn nak(&self, delay: Duration) -> BoxFuture<'_, Result<(), BrokerError>>;
     fn progress(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
+    fn successor(&self) -> Option<(Delivery, DynLease)>;
 }
 
 impl<L: Lease> ErasedLease for L {
@@ -398,5 +412,9 @@ impl<L: Lease> ErasedLease for L {
 
     fn progress(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
         Box::pin(Lease::progress(self))
+    }
+
+    fn successor(&self) -> Option<(Delivery, DynLease)> {
+        Lease::successor(self).map(|(delivery, lease)| (delivery, Arc::new(lease) as DynLease))
     }
 }

@@ -151,7 +151,9 @@ impl Inbox {
     ///
     /// # Errors
     ///
-    /// [`Error::Aborted`] when it was told to stop twice, [`Error::Task`] when one of its own tasks panicked.
+    /// [`Error::Aborted`] when it was told to stop twice, [`Error::Task`] when one of its own tasks panicked,
+    /// [`Error::Broker`] when a broker's client has come to its end: only a new start helps then, as after another member of a
+    /// Kafka group has taken its `group.instance.id`. A broker or a database that can't be reached is waited for.
     ///
     /// # Cancel safety
     ///
@@ -198,15 +200,14 @@ impl Inbox {
         let mut death = None;
         loop {
             tokio::select! {
-                joined = tasks.join_next() => match joined {
-                    None => break,
-                    Some(Ok(Ok(()))) => {}
-                    // One of our own tasks panicked: nothing is hidden, and the others are drained.
-                    Some(Ok(Err(error)) | Err(error)) => {
+                joined = tasks.join_next() => {
+                    let Some(joined) = joined else { break };
+                    // One of our own tasks panicked, or a broker's client has ended: nothing is hidden, and the others are drained.
+                    if let Err(error) = joined.map_err(Error::from).flatten() {
                         stop.drain.cancel();
-                        death = Some(error);
+                        death.get_or_insert(error);
                     }
-                },
+                }
                 () = &mut upkeep => unreachable!("upkeep never returns"),
                 how = &mut stopping, if !stopped => {
                     stopped = true;
@@ -215,7 +216,7 @@ impl Inbox {
             }
         }
         match death {
-            Some(error) => Err(error.into()),
+            Some(error) => Err(error),
             None if aborted => Err(Error::Aborted),
             None => {
                 let report = self.tally.report();

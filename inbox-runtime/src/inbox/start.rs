@@ -306,7 +306,8 @@ fn subscriptions(handlers: &[Planned], ack_wait: Duration) -> Vec<Subscription> 
             Subscription::new(meta.group, subject)
                 .start(meta.start)
                 .ack_wait(ack_wait)
-                .max_in_flight(meta.concurrency as usize * 2)
+                // For each worker one that it handles, one in hand, and one that is being settled.
+                .max_in_flight(meta.concurrency as usize * 3)
                 .timeout(meta.timeout)
                 .stream(meta.stream.map(str::to_owned))
                 .ordered(meta.ordered)

@@ -41,10 +41,13 @@ use crate::{
 mod attempt;
 mod failure;
 mod in_flight;
+mod next;
 mod open;
 mod owed;
 mod pace;
+mod queue;
 pub(crate) mod replay;
+mod settling;
 mod trouble;
 pub(crate) mod worker;
 
@@ -121,6 +124,8 @@ impl<S: Store> Decoded<S> {
 pub(crate) struct Job {
     pub(crate) delivery: Delivery,
     pub(crate) lease: DynLease,
+    /// It is a dead letter, whose lease is kept in the database of its handler.
+    replayed: bool,
     /// The attempts so far, this one included, if it was counted before it was made.
     counted: Option<u32>,
     /// The handler runs, or the message was acknowledged so that it may, or an attempt is being counted, which would be
@@ -135,6 +140,7 @@ impl Job {
         Self {
             delivery,
             lease,
+            replayed: false,
             counted: None,
             begun: watch::Sender::new(false),
             span: Span::none(),
@@ -160,6 +166,13 @@ impl Job {
 pub(crate) struct Done {
     pub(crate) outcome: Outcome,
     settle: Settle,
+}
+
+impl Done {
+    /// It won't come again.
+    pub(super) fn is_acknowledged(&self) -> bool {
+        !matches!(self.settle, Settle::Back(_))
+    }
 }
 
 enum Settle {

@@ -43,7 +43,9 @@ impl<S: Store> Pipeline<S> {
         delivery.payload = letter.payload;
         delivery.published_at = letter.published_at;
         delivery.redelivered = true;
-        Job::new(delivery, Arc::new(lease))
+        let mut job = Job::new(delivery, Arc::new(lease));
+        job.replayed = true;
+        job
     }
 }
 

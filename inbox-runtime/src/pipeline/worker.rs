@@ -1,22 +1,23 @@
 //! Runs a pipeline for many messages at a time: pulls, hands out, retries in place, drains.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError},
-    task::{JoinError, JoinSet},
-};
+use tokio::{sync::Semaphore, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use super::{Decoded, Job, NoNext, Pipeline, Upcoming, in_flight::Hold, replay, text, trouble};
+use super::{
+    Decoded, Done, Job, NoNext, Pipeline,
+    next::NextInHand,
+    queue::{Queue, Queued},
+    replay,
+    settling::Settling,
+    text, trouble,
+};
 use crate::{
-    broker::DynSource,
+    broker::{BrokerError, DynSource},
+    error::Error,
     outcome::Outcome,
-    store::{BoxFuture, Following, Session, Store, StoreError},
+    store::{BoxFuture, Session, Store, StoreError},
 };
 
 /// How long one pull waits for a message.
@@ -27,7 +28,7 @@ const REPLAY_INTERVAL: Duration = Duration::from_secs(5);
 /// message.
 const LINGER: Duration = Duration::from_millis(20);
 /// How long giving back a message may take when the program stops.
-const RELEASE_WAIT: Duration = Duration::from_secs(2);
+pub(super) const RELEASE_WAIT: Duration = Duration::from_secs(2);
 
 /// How a running pipeline is told to stop.
 #[derive(Clone, Debug, Default)]
@@ -40,8 +41,9 @@ pub(crate) struct Stop {
 
 /// A pipeline whose store is not of interest.
 pub(crate) trait Runner: Send + Sync {
-    /// Handles messages until it is told to stop. The error is a panic of a worker, after which the others are drained.
-    fn run(self: Arc<Self>, source: DynSource, stop: Stop) -> BoxFuture<'static, Result<(), JoinError>>;
+    /// Handles messages until it is told to stop. The error is a panic of a worker or the end of the broker's client, after
+    /// which the others are drained.
+    fn run(self: Arc<Self>, source: DynSource, stop: Stop) -> BoxFuture<'static, Result<(), Error>>;
 
     /// Handles one message and settles it.
     fn step(&self, job: Job, ack_wait: Duration) -> BoxFuture<'_, Outcome>;
@@ -51,7 +53,7 @@ pub(crate) trait Runner: Send + Sync {
 }
 
 impl<S: Store> Runner for Pipeline<S> {
-    fn run(self: Arc<Self>, source: DynSource, stop: Stop) -> BoxFuture<'static, Result<(), JoinError>> {
+    fn run(self: Arc<Self>, source: DynSource, stop: Stop) -> BoxFuture<'static, Result<(), Error>> {
         Box::pin(run(self, source, stop))
     }
 
@@ -82,58 +84,7 @@ impl<S: Store> Runner for Pipeline<S> {
     }
 }
 
-/// A message that waits for a worker, with its lease and its slot.
-struct Queued {
-    job: Job,
-    hold: Hold,
-    _slot: OwnedSemaphorePermit,
-}
-
-/// The messages that wait for a worker: as many permits as there are messages.
-struct Queue {
-    jobs: Mutex<VecDeque<Queued>>,
-    waiting: Semaphore,
-}
-
-impl Queue {
-    fn new() -> Self {
-        Self {
-            jobs: Mutex::default(),
-            waiting: Semaphore::new(0),
-        }
-    }
-
-    fn push(&self, queued: Queued) {
-        self.jobs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push_back(queued);
-        self.waiting.add_permits(1);
-    }
-
-    fn try_pop(&self) -> Option<Queued> {
-        match self.waiting.try_acquire() {
-            Ok(permit) => permit.forget(),
-            Err(TryAcquireError::NoPermits) => return None,
-            Err(TryAcquireError::Closed) => {}
-        }
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
-    }
-
-    /// `None` when the queue is closed and empty.
-    async fn pop(&self) -> Option<Queued> {
-        if let Ok(permit) = self.waiting.acquire().await {
-            permit.forget();
-        }
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
-    }
-
-    fn close(&self) {
-        self.waiting.close();
-    }
-}
-
-async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: Stop) -> Result<(), JoinError> {
+async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: Stop) -> Result<(), Error> {
     let concurrency = pipeline.meta.concurrency.max(1) as usize;
     // One message in hand for each worker besides the one that it handles, so that there is a next one to go on with.
     let slots = Arc::new(Semaphore::new(concurrency * 2));
@@ -148,19 +99,19 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
     let keep_alive = pipeline.in_flight.keep_alive();
     let sample = pipeline.instruments.sample(&pipeline.open, source.status());
     let work = async {
-        let feed = stop.drain.run_until_cancelled(async {
-            tokio::join!(pull(&pipeline, &mut source, &slots, &queue), replays(&pipeline, &queue))
-        });
         let mut result = tokio::select! {
-            _ = feed => Ok(()),
+            biased;
+            () = stop.drain.cancelled() => Ok(()),
+            error = pull(&pipeline, &mut source, &slots, &queue) => Err(error.into()),
+            () = replays(&pipeline, &queue) => unreachable!("replays never returns"),
             // Before the queue is closed a worker ends by a panic only.
-            Some(ended) = workers.join_next() => ended,
+            Some(ended) = workers.join_next() => ended.map_err(Error::from),
         };
         stop.drain.cancel();
         let _ = tokio::time::timeout(RELEASE_WAIT, source.close()).await;
         queue.close();
         while let Some(ended) = workers.join_next().await {
-            result = result.and(ended);
+            result = result.and(ended.map_err(Error::from));
         }
         result
     };
@@ -171,8 +122,13 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
     }
 }
 
-/// Pulls as many messages as there are slots, for ever.
-async fn pull<S: Store>(pipeline: &Pipeline<S>, source: &mut DynSource, slots: &Arc<Semaphore>, queue: &Queue) {
+/// Pulls as many messages as there are slots, until the broker's client has come to its end.
+async fn pull<S: Store>(
+    pipeline: &Pipeline<S>,
+    source: &mut DynSource,
+    slots: &Arc<Semaphore>,
+    queue: &Queue,
+) -> BrokerError {
     let mut failures = 0;
     loop {
         pipeline.trouble.passed().await;
@@ -194,7 +150,7 @@ async fn pull<S: Store>(pipeline: &Pipeline<S>, source: &mut DynSource, slots: &
                     queue.push(Queued {
                         job: Job::new(delivery, lease),
                         hold,
-                        _slot: slot,
+                        slot: Some(slot),
                     });
                 }
             }
@@ -202,8 +158,12 @@ async fn pull<S: Store>(pipeline: &Pipeline<S>, source: &mut DynSource, slots: &
                 drop(free);
                 failures += 1;
                 let why = text(&error);
+                let is_news = pipeline.trouble.broker(Some(why.clone()));
+                if matches!(error, BrokerError::Ended(_)) {
+                    return error;
+                }
                 // Once, not at each try.
-                if pipeline.trouble.broker(Some(why.clone())) {
+                if is_news {
                     tracing::error!(
                         handler = pipeline.meta.name,
                         error = why,
@@ -222,16 +182,14 @@ async fn replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queue) {
     // it, so that no lease runs out before anybody holds it.
     let slots = Arc::new(Semaphore::new(1));
     loop {
-        let Ok(slot) = slots.clone().acquire_owned().await else {
-            return;
-        };
+        let slot = slots.clone().acquire_owned().await.ok();
         let requested = replay::REQUESTED.notified();
         pipeline.trouble.passed().await;
         match pipeline.take_replays(1).await {
             Ok(mut jobs) => {
                 if let Some(job) = jobs.pop() {
                     let hold = pipeline.in_flight.hold(job.lease.clone());
-                    queue.push(Queued { job, hold, _slot: slot });
+                    queue.push(Queued { job, hold, slot });
                     continue;
                 }
             }
@@ -248,15 +206,18 @@ async fn work<S: Store>(pipeline: Arc<Pipeline<S>>, queue: Arc<Queue>, stop: Sto
         queue: &queue,
         stop: &stop,
         session: None,
+        settling: Settling::new(pipeline.clone(), stop.now.clone()),
         next: NextInHand {
             pipeline: &pipeline,
             queue: &queue,
+            current: None,
             message: None,
         },
     };
     while let Some((queued, decoded)) = worker.pop().await {
         worker.handle(queued, decoded).await;
     }
+    worker.settling.settled().await;
 }
 
 struct Worker<'a, S: Store> {
@@ -264,36 +225,14 @@ struct Worker<'a, S: Store> {
     queue: &'a Queue,
     stop: &'a Stop,
     session: Option<S::Session>,
+    settling: Settling<S>,
     next: NextInHand<'a, S>,
-}
-
-/// The message that was taken in hand while the one before it was being committed.
-struct NextInHand<'a, S: Store> {
-    pipeline: &'a Pipeline<S>,
-    queue: &'a Queue,
-    message: Option<(Queued, Option<Decoded<S>>)>,
-}
-
-impl<S: Store> Upcoming for NextInHand<'_, S> {
-    fn take(&mut self) -> Following<'_> {
-        if self.message.is_none() {
-            self.message = self.queue.try_pop().map(|queued| {
-                let decoded = self.pipeline.decode_ahead(&queued.job);
-                (queued, decoded)
-            });
-        }
-        match &self.message {
-            None => Following::Nothing,
-            Some((_, None)) => Following::Message,
-            Some((_, Some(decoded))) => Following::Claim(decoded.claim(self.pipeline.meta.group)),
-        }
-    }
 }
 
 impl<S: Store> Worker<'_, S> {
     async fn pop(&mut self) -> Option<(Queued, Option<Decoded<S>>)> {
         if let Some(message) = self.next.message.take() {
-            return Some(message);
+            return Some((message.queued, message.decoded));
         }
         if let Some(queued) = self.queue.try_pop() {
             return Some((queued, None));
@@ -317,24 +256,41 @@ impl<S: Store> Worker<'_, S> {
     }
 
     async fn handle(&mut self, mut queued: Queued, decoded: Option<Decoded<S>>) {
+        self.next.current = Some(queued.job.lease.clone());
         let now = &self.stop.now;
-        let settled = now
-            .run_until_cancelled(self.handle_until_settled(&mut queued, decoded))
-            .await
-            .unwrap_or(false);
-        drop(queued.hold);
-        if !settled {
-            self.pipeline.release(&mut queued.job, RELEASE_WAIT).await;
+        let done = now
+            .run_until_cancelled(self.handle_until_done(&mut queued, decoded))
+            .await;
+        self.next.current = None;
+        let Queued { mut job, hold, slot } = queued;
+        let Some(done) = done.flatten() else {
+            self.next.forget_successor();
+            drop(hold);
+            self.pipeline.release(&mut job, RELEASE_WAIT).await;
+            return;
+        };
+        if !done.is_acknowledged() {
+            self.next.forget_successor();
+        }
+        // A dead letter is settled in the database, which the next message may keep busy for long.
+        let first = self.next.follows() || job.replayed;
+        if !first {
+            // There is room for another one.
+            drop(slot);
+        }
+        self.settling.settle(job, hold, done).await;
+        if first {
+            self.settling.settled().await;
         }
     }
 
-    /// Handles a message, again and again while the database or the broker fails. Returns whether it is settled.
-    async fn handle_until_settled(&mut self, queued: &mut Queued, mut decoded: Option<Decoded<S>>) -> bool {
+    /// Handles a message, again and again while the database or the broker fails. `None` if the program stops first.
+    async fn handle_until_done(&mut self, queued: &mut Queued, mut decoded: Option<Decoded<S>>) -> Option<Done> {
         let pipeline = self.pipeline;
         let mut failures = 0;
         loop {
             if self.stop.drain.is_cancelled() {
-                return false;
+                return None;
             }
             queued.hold.handling(pipeline.meta.timeout);
             let stopped = queued.job.stopped_before_it_began(self.stop.drain.clone());
@@ -342,12 +298,11 @@ impl<S: Store> Worker<'_, S> {
                 biased;
                 done = pipeline.process(&mut self.session, &mut queued.job, decoded.take(), &mut self.next) => done,
                 // It waits for its turn at the database, behind handlers that are to finish.
-                () = stopped => return false,
+                () = stopped => return None,
             };
             if done.outcome != Outcome::Deferred {
                 pipeline.trouble.leave();
-                pipeline.settle(&queued.job, done).await;
-                return true;
+                return Some(done);
             }
             pipeline.count(Outcome::Deferred);
             failures += 1;

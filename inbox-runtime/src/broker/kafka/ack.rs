@@ -15,7 +15,10 @@ use super::{
     partition::Part,
     record::position,
 };
-use crate::broker::{BrokerError, Lease};
+use crate::{
+    broker::{BrokerError, Lease},
+    delivery::Delivery,
+};
 
 /// Settles one delivery from Kafka.
 ///
@@ -55,12 +58,15 @@ impl KafkaLease {
         let until = now.checked_add(delay).unwrap_or(now + Duration::from_secs(1 << 30));
         let mut state = self.group.lock();
         let closing = state.closing;
-        let ours = state
-            .current(&self.part, self.epoch)
-            .filter(|partition| partition.has_out(self.offset));
-        let Some(partition) = ours else {
+        let Some(partition) = state.current(&self.part, self.epoch) else {
             return false;
         };
+        if partition.back_behind(self.offset) {
+            return true;
+        }
+        if !partition.has_out(self.offset) {
+            return false;
+        }
         partition.back(until);
         if !delay.is_zero() && !closing {
             let offset = self.offset;
@@ -85,7 +91,7 @@ impl Lease for KafkaLease {
     /// Moves the partition's offset, which is committed within a moment; when the program stops, before this returns.
     async fn ack(&self) -> Result<(), BrokerError> {
         self.settled.store(true, Ordering::Relaxed);
-        let (closing, wake) = {
+        let (closing, wake, free) = {
             let mut state = self.group.lock();
             let closing = state.closing;
             let ours = state
@@ -100,14 +106,18 @@ impl Lease for KafkaLease {
                 return Ok(());
             };
             partition.done(self.offset);
+            let free = !partition.is_out();
             state.urgent |= closing;
             // It looks by itself while it has something to do.
-            (closing, std::mem::take(&mut state.resting) || closing)
+            (closing, std::mem::take(&mut state.resting) || closing, free)
         };
         if wake {
             self.group.work.notify_one();
         }
-        self.tell();
+        if free {
+            self.group.lines[self.line].wake.notify_one();
+        }
+        self.group.tell();
         if closing {
             self.group.rest().await;
         }
@@ -170,6 +180,24 @@ impl Lease for KafkaLease {
     /// Does nothing: a partition is ours as long as it is polled, however long a handler takes.
     async fn progress(&self) -> Result<(), BrokerError> {
         Ok(())
+    }
+
+    /// The next record of the partition.
+    fn successor(&self) -> Option<(Delivery, Self)> {
+        let status = &self.group.lines[self.line].status;
+        let mut state = self.group.lock();
+        if state.closing {
+            return None;
+        }
+        let partition = state.current(&self.part, self.epoch)?;
+        let record = partition.take_behind(self.offset, &self.part, &self.group.prefix, status)?;
+        let taken = Taken {
+            part: self.part.clone(),
+            epoch: self.epoch,
+            record,
+        };
+        let lease = Self::new(self.group.clone(), self.line, &taken);
+        Some((taken.record.delivery, lease))
     }
 }
 

@@ -184,7 +184,7 @@ impl Group {
         let status = &self.lines[line].status;
         let mut state = self.lock();
         if let Some(fatal) = &state.fatal {
-            return Err(BrokerError::Invalid(fatal.clone()));
+            return Err(BrokerError::Ended(fatal.clone()));
         }
         let mut taken = Vec::new();
         let ours = state

@@ -43,13 +43,14 @@ pub(super) struct Record {
     pub(super) delivery: Delivery,
 }
 
-/// What is out of a partition: at most one record, so that each follows the one before it.
+/// What is out of a partition: one record, so that each follows the one before it.
 #[derive(Debug)]
 enum Hand {
     /// The next record may be handed out.
     Empty,
-    /// One is being handled. It stays here, in case it is given back.
-    Out(Record),
+    /// One is being handled. It stays here, in case it is given back. Whoever handles it may have the next one too, to go on
+    /// with when this one is done.
+    Out { record: Record, behind: Option<Record> },
     /// One was given back and waits.
     Back { record: Record, until: Instant },
 }
@@ -101,7 +102,7 @@ pub(super) struct Partition {
     queue: PartitionQueue<Context>,
     /// Whether there may be something in the queue. Set by librdkafka with its queue locked, so it must not need our lock.
     ready: Arc<AtomicBool>,
-    /// What came before the queue was ours.
+    /// What is not in the queue and comes before it: what came before the queue was ours, and what was given back.
     strays: VecDeque<Record>,
     hand: Hand,
     /// The next record may have been handled before: nobody counts deliveries, so the first one counts as such.
@@ -150,7 +151,7 @@ impl Partition {
     }
 
     pub(super) fn is_out(&self) -> bool {
-        matches!(self.hand, Hand::Out(_))
+        matches!(self.hand, Hand::Out { .. })
     }
 
     pub(super) fn is_in_hand(&self) -> bool {
@@ -183,8 +184,29 @@ impl Partition {
             }
         };
         record.delivery.redelivered = std::mem::take(&mut self.redelivered);
-        self.hand = Hand::Out(record.clone());
+        self.hand = Hand::Out {
+            record: record.clone(),
+            behind: None,
+        };
         Some(record)
+    }
+
+    /// Takes the record behind the one that is out with that offset, for the same hands.
+    pub(super) fn take_behind(
+        &mut self,
+        offset: i64,
+        part: &Part,
+        prefix: &str,
+        status: &SourceStatus,
+    ) -> Option<Record> {
+        if self.revoked || !matches!(&self.hand, Hand::Out { record, behind: None } if record.offset == offset) {
+            return None;
+        }
+        let next = self.next(part, prefix, status)?;
+        if let Hand::Out { behind, .. } = &mut self.hand {
+            *behind = Some(next.clone());
+        }
+        Some(next)
     }
 
     /// The next record of the queue.
@@ -200,6 +222,7 @@ impl Partition {
         loop {
             match self.queue.poll(Duration::ZERO)? {
                 Ok(record) => {
+                    self.ready.store(true, Ordering::Release);
                     let record = Record {
                         offset: record.offset(),
                         delivery: record::delivery(&record, prefix),
@@ -227,15 +250,19 @@ impl Partition {
 
     /// Whether the record with that offset is out.
     pub(super) fn has_out(&self, offset: i64) -> bool {
-        matches!(&self.hand, Hand::Out(record) if record.offset == offset)
+        matches!(&self.hand, Hand::Out { record, .. } if record.offset == offset)
     }
 
-    /// The record that is out is done.
+    /// The record that is out is done, and the one behind it, if that is in hand, comes in its place.
     pub(super) fn done(&mut self, offset: i64) {
-        self.hand = Hand::Empty;
+        self.hand = match std::mem::replace(&mut self.hand, Hand::Empty) {
+            Hand::Out {
+                behind: Some(record), ..
+            } => Hand::Out { record, behind: None },
+            _ => Hand::Empty,
+        };
         self.progress.confirming = None;
         self.progress.done = self.progress.done.max(Some(offset + 1));
-        self.ready.store(true, Ordering::Release);
     }
 
     /// The record that is out is to be committed before it counts as done.
@@ -248,11 +275,32 @@ impl Partition {
         self.progress.confirming = None;
     }
 
-    /// The record that is out waits for its next turn.
+    /// The record that is out waits for its next turn, and what is behind it too.
     pub(super) fn back(&mut self, until: Instant) {
         self.hand = match std::mem::replace(&mut self.hand, Hand::Empty) {
-            Hand::Out(record) => Hand::Back { record, until },
+            Hand::Out { record, behind } => {
+                self.put_back(behind);
+                Hand::Back { record, until }
+            }
             hand => hand,
         };
+    }
+
+    /// The record behind the one that is out is given back before it had its turn. Returns whether it has that offset.
+    pub(super) fn back_behind(&mut self, offset: i64) -> bool {
+        let Hand::Out { behind, .. } = &mut self.hand else {
+            return false;
+        };
+        let behind = behind.take_if(|behind| behind.offset == offset);
+        let is_it = behind.is_some();
+        self.put_back(behind);
+        is_it
+    }
+
+    fn put_back(&mut self, behind: Option<Record>) {
+        if let Some(behind) = behind {
+            self.strays.push_front(behind);
+            self.ready.store(true, Ordering::Release);
+        }
     }
 }

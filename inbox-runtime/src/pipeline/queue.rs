@@ -1,0 +1,62 @@
+//! The messages of a handler that wait for one of its workers.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
+
+use super::{Job, in_flight::Hold};
+
+/// A message that waits for a worker, with its lease and its slot.
+pub(super) struct Queued {
+    pub(super) job: Job,
+    pub(super) hold: Hold,
+    /// A successor has none: there is one at most for each message that is handled.
+    pub(super) slot: Option<OwnedSemaphorePermit>,
+}
+
+/// The messages that wait for a worker: as many permits as there are messages.
+pub(super) struct Queue {
+    jobs: Mutex<VecDeque<Queued>>,
+    waiting: Semaphore,
+}
+
+impl Queue {
+    pub(super) fn new() -> Self {
+        Self {
+            jobs: Mutex::default(),
+            waiting: Semaphore::new(0),
+        }
+    }
+
+    pub(super) fn push(&self, queued: Queued) {
+        self.jobs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back(queued);
+        self.waiting.add_permits(1);
+    }
+
+    pub(super) fn try_pop(&self) -> Option<Queued> {
+        match self.waiting.try_acquire() {
+            Ok(permit) => permit.forget(),
+            Err(TryAcquireError::NoPermits) => return None,
+            Err(TryAcquireError::Closed) => {}
+        }
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// `None` when the queue is closed and empty.
+    pub(super) async fn pop(&self) -> Option<Queued> {
+        if let Ok(permit) = self.waiting.acquire().await {
+            permit.forget();
+        }
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    pub(super) fn close(&self) {
+        self.waiting.close();
+    }
+}
