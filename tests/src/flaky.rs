@@ -212,4 +212,10 @@ impl<L: Lease> Lease for FlakyLease<L> {
     async fn progress(&self) -> Result<(), BrokerError> {
         self.inner.progress().await
     }
+
+    fn successor(&self) -> Option<(Delivery, Self)> {
+        let (delivery, inner) = self.inner.successor()?;
+        let faults = self.faults.clone();
+        Some((delivery, Self { inner, faults }))
+    }
 }

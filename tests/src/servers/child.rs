@@ -163,11 +163,23 @@ fn send(pid: u32, signal: Signal) {
     }
 }
 
+fn processes() -> impl Iterator<Item = u32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
 /// The processes whose parent that one is.
 fn children_of(parent: u32) -> Vec<u32> {
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| parent_of(*pid) == Some(parent)).collect()
+    processes().filter(|pid| parent_of(*pid) == Some(parent)).collect()
+}
+
+/// Kills the processes that work in a folder.
+pub(super) fn kill_all_in(folder: &Path) {
+    for pid in processes() {
+        if fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|place| place.starts_with(folder)) {
+            send(pid, Signal::KILL);
+        }
+    }
 }
 
 fn parent_of(pid: u32) -> Option<u32> {

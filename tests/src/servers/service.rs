@@ -9,7 +9,7 @@ use std::{
 
 use rustix::process::Signal;
 
-use super::Server;
+use super::{Server, child::kill_all_in};
 
 /// A server's folder and its process, if it runs. Dropped, the process is killed and the folder removed.
 #[derive(Debug)]
@@ -49,6 +49,8 @@ impl Service {
     pub(super) fn kill(&self) {
         if let Some(mut server) = self.server().take() {
             server.kill();
+            // Those that it was just starting.
+            kill_all_in(&self.folder);
         }
     }
 

@@ -12,6 +12,8 @@ mod partitions;
 mod rebalances;
 mod records;
 mod start;
+#[cfg(feature = "postgres")]
+mod successors;
 
 type Kafkaesque = World<KafkaCluster, SqliteFile>;
 

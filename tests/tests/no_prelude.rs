@@ -1,6 +1,7 @@
-//! Without a prelude, and with modules that have the names of crates.
+//! Handlers without a prelude, and beside modules that have the names of crates.
 #![no_implicit_prelude]
-#![allow(dead_code)]
+#![allow(dead_code, reason = "the modules only have to be in scope")]
+#![allow(clippy::unused_async, reason = "a handler is async, whether it waits or not")]
 
 mod core {}
 mod std {}
@@ -27,4 +28,11 @@ async fn notify() -> ::std::result::Result<::inbox_runtime::Handled, ::inbox_run
     ::std::result::Result::Ok(::inbox_runtime::Handled::Skipped)
 }
 
-fn main() {}
+#[::core::prelude::v1::test]
+fn f86_a_handler_compiles_without_a_prelude() {
+    let runtime = ::tokio::runtime::Runtime::new().expect("a runtime");
+    let linked = runtime.block_on(::inbox_tests::linked("f86"));
+    ::std::assert_eq!(linked.len(), 2, "{linked:?}");
+    ::std::assert_eq!(linked[0].name, "no_prelude::on_order");
+    ::std::assert_eq!(linked[1].name, "no_prelude::notify");
+}

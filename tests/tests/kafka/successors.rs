@@ -1,0 +1,105 @@
+//! The record behind the one that is handled, which its worker takes in hand: it never comes before its turn.
+
+use std::time::Duration;
+
+use inbox_tests::{
+    KafkaCluster, PostgresDatabase, Step, TestBroker, TestDatabase, World, eventually, pool,
+    servers::{Proxy, postgres::Shared},
+};
+
+use super::{on, stop};
+
+type Postgreskaesque = World<KafkaCluster, PostgresDatabase>;
+
+async fn world() -> Postgreskaesque {
+    on(KafkaCluster::fresh().await).await
+}
+
+async fn publish(world: &Postgreskaesque, count: usize) -> Vec<String> {
+    let ids: Vec<_> = (0..count).map(|number| format!("m{number}")).collect();
+    for id in &ids {
+        world.publish(id).await;
+    }
+    ids
+}
+
+/// The ids of every run, in the order in which they began.
+fn order(world: &Postgreskaesque) -> Vec<String> {
+    world.probe.calls().into_iter().map(|call| call.id).collect()
+}
+
+async fn assert_done(world: &Postgreskaesque, ids: &[String]) {
+    for id in ids {
+        world.assert_done("billing", id).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_follows_another_takes_two_round_trips() {
+    let Shared::Own(server) = Shared::get() else {
+        println!("skipped: DATABASE_URL names a server that isn't ours; unset it");
+        return;
+    };
+    let proxy = Proxy::before(server.port()).await;
+    let mut world = world().await;
+    let url = proxy.url(&world.database.url());
+    world.database = world.database.with_pool(pool(url.parse().expect("a URL"), 10));
+    let ids = publish(&world, 100).await;
+    let inbox = world.inbox(&["billing"]).await;
+    let before = proxy.round_trips();
+    let inbox = inbox.spawn();
+    eventually("all is settled", || world.settled("billing")).await;
+    let taken = proxy.round_trips() - before;
+    stop(inbox).await;
+    assert_done(&world, &ids).await;
+    assert_eq!(order(&world), ids);
+    println!("{:.2} round trips a message", taken as f64 / 100.0);
+    // The connection, its statements, the first and the last transaction come on top.
+    assert!((200..290).contains(&taken), "{taken} round trips for 100 messages");
+}
+
+/// Its transaction fails when the next record is in hand already.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f60_a_record_that_fails_at_its_commit_keeps_the_next_one_behind_it() {
+    let world = world().await;
+    world
+        .database
+        .exec("CREATE TABLE strict (n int UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO strict VALUES (1)")
+        .await;
+    let ids = publish(&world, 10).await;
+    world.probe.script(|call| match (call.id.as_str(), call.run) {
+        ("m3" | "m4" | "m8", 1) => Step::Swallow("INSERT INTO strict VALUES (1)", Box::new(Step::Ok)),
+        _ => Step::Ok,
+    });
+    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    eventually("all is settled", || world.settled("billing")).await;
+    stop(inbox).await;
+    assert_done(&world, &ids).await;
+    let expected = [
+        "m0", "m1", "m2", "m3", "m3", "m4", "m4", "m5", "m6", "m7", "m8", "m8", "m9",
+    ];
+    assert_eq!(order(&world), expected);
+}
+
+/// Stopping between two records gives the second one back, and the next process has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_in_hand_is_given_back_by_a_stop() {
+    let world = world().await;
+    let ids = publish(&world, 40).await;
+    world.probe.script(|_| Step::Sleep(Duration::from_millis(15)));
+    let mut starts = 0;
+    while !world.settled("billing").await {
+        starts += 1;
+        assert!(starts < 40, "no progress: {:?}", order(&world));
+        let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+        let before = world.probe.total();
+        eventually("some are handled", async || {
+            world.probe.total() >= (before + 5).min(ids.len()) || world.settled("billing").await
+        })
+        .await;
+        stop(inbox).await;
+    }
+    assert!(starts > 2, "it never stopped in the midst of them");
+    assert_done(&world, &ids).await;
+    assert_eq!(order(&world), ids, "each once, in order");
+}
