@@ -95,6 +95,7 @@ impl Postgres {
             let fixed = [
                 "listen_addresses=127.0.0.1",
                 "max_connections=200",
+                "dynamic_shared_memory_type=mmap",
                 "shared_preload_libraries=pg_stat_statements",
                 "log_line_prefix=%m [%p] %e ",
                 "log_checkpoints=off",

@@ -1,7 +1,7 @@
 //! What the attribute says about each mistake, to the letter. See `README.md`.
 //!
-//! The compiler lists what could have been written, which depends on the features: the texts are those of the defaults, which
-//! this crate has whatever is tested beside it.
+//! The compiler lists what could have been written, which depends on the features: this crate has the same ones whatever is
+//! tested beside it.
 
 #[test]
 fn f53_f89_a_wrong_attribute_is_one_error_on_the_key_or_the_value() {

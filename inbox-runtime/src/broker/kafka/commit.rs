@@ -145,3 +145,98 @@ fn report(group: &Group, error: &KafkaError, closing: bool) {
         _ => tracing::warn!(group, %error, "offsets could not be committed; trying again"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::ClientConfig;
+    use tokio::sync::{Notify, oneshot};
+
+    use super::{
+        super::{
+            consumer::{self, Context},
+            group::{Line, Waiter},
+            partition::Partition,
+        },
+        *,
+    };
+    use crate::broker::Subscription;
+
+    /// A group with a partition of which everything up to the offset 41 is done and nothing is committed.
+    fn group() -> (Arc<Group>, Vec<Due>) {
+        let line = Line::new(&Subscription::new("billing", "order.created"));
+        let group = Arc::new(Group::new(
+            "billing".to_owned(),
+            String::new(),
+            vec![line],
+            Arc::default(),
+        ));
+        let mut config = ClientConfig::new();
+        config
+            .set("bootstrap.servers", "127.0.0.1:1")
+            .set("group.id", "billing");
+        let client = consumer::create(&config, Context::new(group.clone(), None)).expect("a consumer");
+        let part = Part::new("order.created", 0);
+        let wake = Arc::new(Notify::new());
+        let mut partition = Partition::new(&client, &part, 0, 1, wake).expect("a partition");
+        partition.done(41);
+        group.lock().partitions.insert(part.clone(), partition);
+        let due = vec![Due {
+            part,
+            epoch: 1,
+            offset: 42,
+        }];
+        (group, due)
+    }
+
+    /// What somebody hears who waits for the offset.
+    fn told(group: &Group, due: &[Due], result: &Result<(), KafkaError>) -> Result<(), BrokerError> {
+        let (tell, mut told) = oneshot::channel();
+        group.lock().waiters.push(Waiter {
+            part: due[0].part.clone(),
+            epoch: 1,
+            offset: 42,
+            tell,
+        });
+        group.lock().committing = true;
+        conclude(group, due, result);
+        told.try_recv().expect("an answer")
+    }
+
+    #[test]
+    fn f64_whatever_a_commit_fails_by_it_is_made_again() {
+        use RDKafkaErrorCode as Code;
+        for code in [
+            Code::RebalanceInProgress,
+            Code::IllegalGeneration,
+            Code::UnknownMemberId,
+            Code::StaleMemberEpoch,
+            Code::FencedMemberEpoch,
+            Code::RequestTimedOut,
+            Code::OperationTimedOut,
+            Code::NoOffset,
+            Code::NotCoordinator,
+            Code::CoordinatorNotAvailable,
+            Code::CoordinatorLoadInProgress,
+            Code::BrokerTransportFailure,
+            Code::AllBrokersDown,
+            Code::GroupAuthorizationFailed,
+        ] {
+            let (group, due) = group();
+            let error = told(&group, &due, &Err(KafkaError::ConsumerCommit(code))).expect_err("not committed");
+            assert!(matches!(error, BrokerError::Unavailable { .. }), "{code:?}: {error}");
+            let mut state = group.lock();
+            assert!(
+                state.is_dirty() && !state.committing && state.fatal.is_none(),
+                "{code:?}"
+            );
+            assert!(
+                state
+                    .current(&due[0].part, 1)
+                    .is_some_and(|partition| !partition.is_in_hand())
+            );
+            drop(state);
+            told(&group, &due, &Ok(())).expect("committed");
+            assert!(!group.lock().is_dirty(), "{code:?}");
+        }
+    }
+}
