@@ -87,8 +87,7 @@ impl Meta {
         &self.0.delivery.headers
     }
 
-    /// The message's key, where the broker has keys: what a message without a payload is about. A dead letter doesn't keep
-    /// it.
+    /// The message's key, where the broker has keys: what a message without a payload is about.
     #[must_use]
     pub fn key(&self) -> Option<&[u8]> {
         self.0.delivery.key.as_deref()

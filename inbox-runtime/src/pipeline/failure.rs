@@ -205,6 +205,7 @@ impl<S: Store> Case<'_, S> {
             message_id: self.id.clone(),
             headers: delivery.headers.clone(),
             payload: delivery.payload.clone(),
+            message_key: delivery.key.clone(),
             published_at: delivery.published_at,
             reason,
             error,

@@ -41,6 +41,7 @@ impl<S: Store> Pipeline<S> {
         let mut delivery = Delivery::new(letter.subject, letter.position);
         delivery.headers = letter.headers;
         delivery.payload = letter.payload;
+        delivery.key = letter.message_key;
         delivery.published_at = letter.published_at;
         delivery.redelivered = true;
         let mut job = Job::new(delivery, Arc::new(lease));

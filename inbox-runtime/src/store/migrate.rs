@@ -39,6 +39,7 @@ const TABLES: [(&str, &[&str]); 3] = [
             "message_id",
             "headers",
             "payload",
+            "message_key",
             "published_at",
             "reason",
             "error",
@@ -50,6 +51,9 @@ const TABLES: [(&str, &[&str]); 3] = [
     ),
 ];
 
+/// What makes the tables of a database: statements with a name, in order. One that was made somewhere is never changed.
+pub(crate) type Migrations = &'static [(&'static str, &'static str)];
+
 /// A connection that tells what a table looks like.
 pub(crate) trait Schema: Send {
     /// The names of a table's columns; none if there is no such table.
@@ -57,7 +61,7 @@ pub(crate) trait Schema: Send {
 }
 
 /// Makes the tables, inside a transaction that keeps others from making them at the same time.
-pub(crate) async fn make<C>(conn: &mut C, inbox: &'static str) -> Result<(), MigrateError>
+pub(crate) async fn make<C>(conn: &mut C, migrations: Migrations) -> Result<(), MigrateError>
 where
     C: Schema + sqlx::migrate::Migrate,
 {
@@ -70,14 +74,14 @@ where
             }
         }
     }
-    migrator(inbox)
+    migrator(migrations)
         .run_direct(None, conn, false)
         .await
         .map_err(|error| MigrateError::Failed(Box::new(error)))
 }
 
 /// Whether every migration has been made. Then there is no need for the lock, which somebody may have for minutes.
-pub(crate) async fn is_current<C>(conn: &mut C, inbox: &'static str) -> Result<bool, MigrateError>
+pub(crate) async fn is_current<C>(conn: &mut C, migrations: Migrations) -> Result<bool, MigrateError>
 where
     C: Schema + sqlx::migrate::Migrate,
 {
@@ -88,20 +92,23 @@ where
         .list_applied_migrations(BOOKKEEPING)
         .await
         .map_err(|error| MigrateError::Failed(Box::new(error)))?;
-    Ok(migrator(inbox).iter().all(|migration| {
+    Ok(migrator(migrations).iter().all(|migration| {
         made.iter()
             .any(|made| made.version == migration.version && made.checksum == migration.checksum)
     }))
 }
 
-fn migrator(inbox: &'static str) -> Migrator {
-    let mut migrator = Migrator::with_migrations(vec![Migration::new(
-        1,
-        "inbox".into(),
-        MigrationType::Simple,
-        inbox.into_sql_str(),
-        false,
-    )]);
+fn migrator(migrations: Migrations) -> Migrator {
+    let migrations = (1..).zip(migrations).map(|(version, (name, statements))| {
+        Migration::new(
+            version,
+            (*name).into(),
+            MigrationType::Simple,
+            statements.into_sql_str(),
+            false,
+        )
+    });
+    let mut migrator = Migrator::with_migrations(migrations.collect());
     // A newer version of this crate may have been here before, in a rolling upgrade. The lock is ours.
     migrator.set_ignore_missing(true).set_locking(false);
     migrator.dangerous_set_table_name(BOOKKEEPING);
@@ -110,6 +117,7 @@ fn migrator(inbox: &'static str) -> Migrator {
 
 /// Checks that every table is there and ours.
 pub(crate) async fn check(conn: &mut impl Schema) -> Result<(), MigrateError> {
+    let ours = !columns(conn, BOOKKEEPING).await?.is_empty();
     for (table, wanted) in TABLES {
         let found = columns(conn, table).await?;
         if found.is_empty() {
@@ -117,9 +125,22 @@ pub(crate) async fn check(conn: &mut impl Schema) -> Result<(), MigrateError> {
                 "the table `{table}` is missing; start once with INBOX_MIGRATE=auto, or call `inbox_runtime::migrate`"
             )));
         }
-        if !wanted.iter().all(|column| found.iter().any(|name| name == column)) {
+        let missing: Vec<_> = wanted
+            .iter()
+            .filter(|column| !found.iter().any(|name| name == *column))
+            .copied()
+            .collect();
+        if missing.is_empty() {
+            continue;
+        }
+        if !ours {
             return Err(foreign(table, wanted, &found));
         }
+        return Err(MigrateError::Shape(format!(
+            "the table `{table}` was made by an earlier version of the inbox and lacks {}; start once with \
+             INBOX_MIGRATE=auto, or call `inbox_runtime::migrate`",
+            missing.join(", ")
+        )));
     }
     Ok(())
 }

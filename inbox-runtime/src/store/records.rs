@@ -90,6 +90,8 @@ pub struct NewDeadLetter {
     pub headers: Headers,
     /// Its payload.
     pub payload: Option<Bytes>,
+    /// Its key, if the broker has keys.
+    pub message_key: Option<Bytes>,
     /// When it was published, by the broker's clock.
     pub published_at: Option<SystemTime>,
     /// Why it is here.
@@ -129,6 +131,8 @@ pub struct DeadLetter {
     pub headers: Headers,
     /// Its payload; `None` is a null payload.
     pub payload: Option<Bytes>,
+    /// Its key, if the broker has keys.
+    pub message_key: Option<Bytes>,
     /// When it was published, by the broker's clock.
     pub published_at: Option<SystemTime>,
     /// Why it is here.

@@ -121,7 +121,8 @@ macro_rules! records {
         macro_rules! columns {
             () => {
                 concat!(
-                    "id, consumer_group, handler, position, subject, message_id, headers, payload, reason, error, attempts, ",
+                    "id, consumer_group, handler, position, subject, message_id, headers, payload, message_key, \
+                     reason, error, attempts, ",
                     $millis, "published_at", $millis_end, " AS published_at, ",
                     $millis, "first_failed_at", $millis_end, " AS first_failed_at, ",
                     $millis, "dead_at", $millis_end, " AS dead_at, ",
@@ -484,8 +485,8 @@ macro_rules! records {
         async fn upsert(writer: &mut Writer, letter: &NewDeadLetter) -> Result<(), StoreError> {
             sqlx::query(concat!(
                 "INSERT INTO inbox_dead_letters (consumer_group, handler, position, subject, message_id, headers, \
-                 payload, reason, error, attempts, published_at, first_failed_at) \
-                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, ", $time, "$11", $time_end,
+                 payload, reason, error, attempts, message_key, published_at, first_failed_at) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, ", $time, "$12", $time_end,
                 ", coalesce((SELECT first_at FROM inbox_attempts \
                  WHERE consumer_group = $1 AND handler = $2 AND position = $3), ", $now, ")) \
                  ON CONFLICT (consumer_group, handler, position) DO UPDATE SET message_id = excluded.message_id, \
@@ -502,6 +503,7 @@ macro_rules! records {
             .bind(letter.reason.as_str())
             .bind(storable(&letter.error))
             .bind(i64::from(letter.attempts))
+            .bind(letter.message_key.as_deref())
             .bind(letter.published_at.map(to_millis))
             .execute(&mut *writer.conn)
             .await
@@ -519,6 +521,7 @@ macro_rules! records {
                 position: row.try_get("position")?,
                 headers: read_headers(row.try_get("headers")?)?,
                 payload: row.try_get::<Option<Vec<u8>>, _>("payload")?.map(Into::into),
+                message_key: row.try_get::<Option<Vec<u8>>, _>("message_key")?.map(Into::into),
                 published_at: row.try_get::<Option<i64>, _>("published_at")?.map(from_millis),
                 reason: reason(row.try_get("reason")?)?,
                 error: row.try_get("error")?,

@@ -1,7 +1,7 @@
 //! Handlers that only Kafka's tests need.
 
 use inbox_runtime::{Envelope, Handled, HandlerError, Json, Meta, State, inbox_handler, sqlx::SqliteConnection};
-use inbox_tests::{Order, Probe, handlers::handle};
+use inbox_tests::{Order, Probe, TestConnection, handlers::handle};
 
 macro_rules! handler {
     ($name:ident, $payload:ident, $($attribute:tt)*) => {
@@ -22,3 +22,12 @@ handler!(here, Json, group = "pair", subject = "pair.here");
 handler!(later, Json, group = "pair", subject = "pair.later");
 // What omni-box writes.
 handler!(omni, Envelope, group = "omni", subject = "omni.order");
+
+/// What is about a key and has no payload.
+#[inbox_handler(group = "keyed", subject = "customer.gone", max_attempts = 1)]
+async fn keyed(tx: &mut SqliteConnection, meta: Meta, State(probe): State<Probe>) -> Result<Handled, HandlerError> {
+    let key = String::from_utf8_lossy(meta.key().unwrap_or(b"none")).into_owned();
+    let (_, step) = probe.enter(&meta, Order::new(&key));
+    tx.effect("keyed", &key).await?;
+    step.perform(tx).await
+}

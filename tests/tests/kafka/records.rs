@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{Broker, Bytes, Lease, Message, Outcome, Source, Subscription};
-use inbox_tests::{Order, TestBroker, next, nothing_more};
+use inbox_runtime::{Broker, Bytes, Inbox, Lease, Message, Outcome, Source, Subscription};
+use inbox_tests::{Order, Step, TestBroker, TestDatabase, next, nothing_more};
 
 use super::{Kafkaesque, world};
 
@@ -49,6 +49,34 @@ async fn f30_f31_id_headers_may_be_null_missing_or_repeated() {
     );
     assert!(errors.iter().any(|error| error.contains("not UTF-8")), "{errors:?}");
     assert!(world.settled("billing").await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f67_a_tombstone_that_is_replayed_has_its_key() {
+    let world = Kafkaesque::new().await;
+    world.broker.make_topic("customer.gone", 1).await;
+    let message = Message::null("customer.gone").key("customer-7").id("m1");
+    world.broker.publish(message).await;
+    world.probe.script(|call| match call.run {
+        1 => Step::Fail("not yet"),
+        _ => Step::Ok,
+    });
+    let builder = Inbox::builder()
+        .store(world.database.pool())
+        .broker(world.broker.connect())
+        .state(world.probe.clone())
+        .groups(["keyed"]);
+    let mut inbox = builder.build().await.expect("an inbox");
+    assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
+    let letter = world.letter("keyed").await;
+    assert_eq!(
+        (letter.payload, letter.message_key.as_deref()),
+        (None, Some(&b"customer-7"[..]))
+    );
+    assert!(world.dead_letters().replay(letter.id).await.expect("the database"));
+    assert_eq!(next(&mut inbox).await, Outcome::Processed);
+    let effects = "SELECT count(*) FROM effects WHERE msg_id = 'customer-7'";
+    assert_eq!(world.database.number(effects).await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -148,8 +176,8 @@ async fn what_omni_box_writes_is_read_and_known_again() {
         .header("event_type", "order.created");
     world.broker.publish(raw).await;
 
-    let builder = inbox_runtime::Inbox::builder()
-        .store(inbox_tests::TestDatabase::pool(&world.database))
+    let builder = Inbox::builder()
+        .store(world.database.pool())
         .broker(world.broker.connect())
         .state(world.probe.clone())
         .groups(["omni"]);

@@ -7,6 +7,7 @@ lean_suite!(
     a_table_of_another_library_is_an_error_that_says_so,
     missing_tables_are_an_error_where_they_may_only_be_looked_for,
     the_rows_of_a_newer_version_are_tolerated,
+    the_tables_of_an_earlier_version_are_brought_up_to_date,
     a_second_start_changes_nothing,
 );
 
@@ -92,6 +93,42 @@ async fn the_rows_of_a_newer_version_are_tolerated<B: TestBroker, D: TestDatabas
     let mut inbox = world.inbox(&["billing"]).await;
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     world.assert_done("billing", "m1").await;
+}
+
+async fn the_tables_of_an_earlier_version_are_brought_up_to_date<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    migrate(&world.database.pool()).await.expect("the tables");
+    world
+        .database
+        .exec(
+            "ALTER TABLE inbox_dead_letters DROP COLUMN message_key; \
+             DELETE FROM _inbox_migrations WHERE version > 1; \
+             INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ('billing', 'm0', 0)",
+        )
+        .await;
+    let text = error(&world, Migrate::Check).await;
+    for part in [
+        "`inbox_dead_letters`",
+        "earlier version",
+        "lacks message_key",
+        "INBOX_MIGRATE=auto",
+    ] {
+        assert!(text.contains(part), "no `{part}` in: {text}");
+    }
+    world.publish("m1").await;
+    let mut inbox = world.inbox(&["billing"]).await;
+    assert_eq!(next(&mut inbox).await, Outcome::Processed);
+    let rows = "SELECT count(*) FROM inbox_events";
+    assert_eq!(world.database.number(rows).await, 2, "what was there stays");
+    let letters = "SELECT count(*) FROM inbox_dead_letters WHERE message_key IS NULL";
+    assert_eq!(world.database.number(letters).await, 0);
+    drop(inbox);
+    world
+        .builder(&["billing"])
+        .migrate(Migrate::Check)
+        .build()
+        .await
+        .expect("an inbox");
 }
 
 async fn a_second_start_changes_nothing<B: TestBroker, D: TestDatabase>() {

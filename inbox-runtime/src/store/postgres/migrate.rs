@@ -9,7 +9,14 @@ use crate::store::{
     transaction,
 };
 
-const INBOX: &str = include_str!("../../../migrations/postgres/0001_inbox.sql");
+/// Each with its name, in order.
+const MIGRATIONS: migrate::Migrations = &[
+    ("inbox", include_str!("../../../migrations/postgres/0001_inbox.sql")),
+    (
+        "dead letter key",
+        include_str!("../../../migrations/postgres/0002_dead_letter_key.sql"),
+    ),
+];
 
 /// The first version that has `xid8`.
 const OLDEST_SERVER: i32 = 130_000;
@@ -32,7 +39,7 @@ pub(super) async fn migrate(pool: &PgPool, mode: Migrate) -> Result<(), MigrateE
 }
 
 async fn make_or_check(conn: &mut PgConnection, mode: Migrate) -> Result<(), MigrateError> {
-    if mode == Migrate::Auto && !migrate::is_current(conn, INBOX).await? {
+    if mode == Migrate::Auto && !migrate::is_current(conn, MIGRATIONS).await? {
         make(conn).await?;
     }
     migrate::check(conn).await
@@ -79,7 +86,7 @@ async fn make(conn: &mut PgConnection) -> Result<(), MigrateError> {
         .execute(&mut *conn)
         .await
         .map_err(failed)?;
-    migrate::make(conn, INBOX).await
+    migrate::make(conn, MIGRATIONS).await
 }
 
 impl Schema for PgConnection {

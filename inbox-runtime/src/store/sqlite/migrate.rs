@@ -12,7 +12,14 @@ use crate::store::{
     transaction,
 };
 
-const INBOX: &str = include_str!("../../../migrations/sqlite/0001_inbox.sql");
+/// Each with its name, in order.
+const MIGRATIONS: migrate::Migrations = &[
+    ("inbox", include_str!("../../../migrations/sqlite/0001_inbox.sql")),
+    (
+        "dead letter key",
+        include_str!("../../../migrations/sqlite/0002_dead_letter_key.sql"),
+    ),
+];
 
 /// How long the start waits for other processes that start on the same file.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -42,7 +49,7 @@ async fn migrate_once(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateErr
     match mode {
         Migrate::Off => return Ok(()),
         Migrate::Check => {}
-        Migrate::Auto if migrate::is_current(&mut *conn, INBOX).await? => {}
+        Migrate::Auto if migrate::is_current(&mut *conn, MIGRATIONS).await? => {}
         Migrate::Auto => {
             // Readers and the writer don't block one another in this mode, which stays with the file.
             sqlx::raw_sql("PRAGMA journal_mode = WAL")
@@ -52,7 +59,7 @@ async fn migrate_once(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateErr
             transaction::begin::<Sqlite>(&mut conn, "BEGIN IMMEDIATE")
                 .await
                 .map_err(failed)?;
-            let made = migrate::make(&mut *conn, INBOX).await;
+            let made = migrate::make(&mut *conn, MIGRATIONS).await;
             match &made {
                 Ok(()) => transaction::commit::<Sqlite>(&mut conn).await.map_err(failed)?,
                 Err(_) => transaction::rollback::<Sqlite>(&mut conn).await.map_err(failed)?,
