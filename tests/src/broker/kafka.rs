@@ -114,8 +114,19 @@ impl KafkaCluster {
 
     /// The same with settings of the topic.
     pub async fn make_topic_with(&self, subject: &str, partitions: i32, settings: &[(&str, &str)]) {
+        self.make_replicated_topic(subject, partitions, 1, settings).await;
+    }
+
+    /// The same on several brokers.
+    pub async fn make_replicated_topic(
+        &self,
+        subject: &str,
+        partitions: i32,
+        replicas: i32,
+        settings: &[(&str, &str)],
+    ) {
         let topic = format!("{}{subject}", self.prefix);
-        let new = NewTopic::new(&topic, partitions, TopicReplication::Fixed(1));
+        let new = NewTopic::new(&topic, partitions, TopicReplication::Fixed(replicas));
         let new = settings.iter().fold(new, |new, (name, value)| new.set(name, value));
         let made = self
             .eyes
@@ -144,6 +155,17 @@ impl KafkaCluster {
             .await
             .expect("an answer");
         assert!(grown.iter().all(Result::is_ok), "{grown:?}");
+    }
+
+    /// How many brokers have everything of each partition of a subject's topic; `None` when the server doesn't answer.
+    pub async fn in_sync(&self, subject: &str) -> Option<usize> {
+        let topic = format!("{}{subject}", self.prefix);
+        let metadata = self
+            .look("nobody", move |eyes| eyes.fetch_metadata(Some(&topic), ASK))
+            .await
+            .ok()?;
+        let partitions = metadata.topics().first()?.partitions();
+        partitions.iter().map(|partition| partition.isr().len()).min()
     }
 
     /// Forgets a group's offsets. It must have no members.

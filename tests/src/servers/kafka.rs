@@ -1,4 +1,4 @@
-//! Apache Kafka as a child process: one that is broker and controller.
+//! Apache Kafka as child processes that are broker and controller: one, or three together.
 
 use std::{
     fs,
@@ -27,6 +27,25 @@ pub struct Kafka {
     classes: PathBuf,
     service: Service,
     port: u16,
+    node: Node,
+}
+
+/// A node's place among those of its cluster.
+#[derive(Clone, Debug)]
+struct Node {
+    id: usize,
+    /// The ports on which the nodes agree, this one's among them, in the order of their ids.
+    controllers: Vec<u16>,
+}
+
+impl Node {
+    /// The only one.
+    fn alone() -> Self {
+        Self {
+            id: 1,
+            controllers: vec![free_port()],
+        }
+    }
 }
 
 impl Kafka {
@@ -36,26 +55,57 @@ impl Kafka {
     ///
     /// When a tool is missing that is needed to get or to run it, or it doesn't start; the text says what to do.
     pub fn start() -> Result<Self, String> {
+        let mut kafka = Self::formatted(Node::alone())?;
+        up_to_three_times(|| {
+            kafka.configure(Node::alone())?;
+            kafka.resume()
+        })?;
+        Ok(kafka)
+    }
+
+    /// Three new servers that are one cluster.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_three() -> Result<Vec<Self>, String> {
+        let mut cluster = Vec::new();
+        up_to_three_times(|| {
+            cluster.clear();
+            let controllers: Vec<_> = (0..3).map(|_| free_port()).collect();
+            for id in 1..=3 {
+                let controllers = controllers.clone();
+                cluster.push(Self::formatted(Node { id, controllers })?);
+            }
+            // None is ready before the others are there.
+            std::thread::scope(|scope| {
+                let started: Vec<_> = cluster.iter().map(|node| scope.spawn(|| node.resume())).collect();
+                started.into_iter().try_for_each(|node| node.join().expect("no panic"))
+            })
+        })?;
+        Ok(cluster)
+    }
+
+    /// One that has not been started, whose folder is prepared.
+    fn formatted(node: Node) -> Result<Self, String> {
         let classes = installed()?.join("*");
         let folder = data_folder("kafka", |_| {}).map_err(|error| format!("no folder for the data: {error}"))?;
         let mut kafka = Self {
             classes,
             service: Service::new(folder),
             port: 0,
+            node: node.clone(),
         };
-        kafka.choose_ports()?;
+        kafka.configure(node)?;
         kafka.format()?;
-        up_to_three_times(|| {
-            kafka.choose_ports()?;
-            kafka.resume()
-        })?;
         Ok(kafka)
     }
 
-    fn choose_ports(&mut self) -> Result<(), String> {
+    fn configure(&mut self, node: Node) -> Result<(), String> {
         self.port = free_port();
+        self.node = node;
         let file = self.service.folder().join(CONFIG);
-        fs::write(&file, config(self.port, free_port())).map_err(|error| format!("{}: {error}", file.display()))
+        fs::write(&file, self.config()).map_err(|error| format!("{}: {error}", file.display()))
     }
 
     /// Prepares the folder of the data, which it refuses to start without.
@@ -65,6 +115,49 @@ impl Kafka {
         format.arg(&self.classes).arg("kafka.tools.StorageTool");
         format.args(["format", "-t", CLUSTER_ID, "-c", CONFIG]);
         run(format.current_dir(self.service.folder()), JAVA)
+    }
+
+    /// With the short session a broker that was killed is back in four seconds: it waits for the end of its own old one.
+    fn config(&self) -> String {
+        let Self {
+            port,
+            node: Node { id, controllers },
+            ..
+        } = self;
+        let (nodes, controller) = (controllers.len(), controllers[id - 1]);
+        let voters = (1..)
+            .zip(controllers)
+            .map(|(id, port)| format!("{id}@127.0.0.1:{port}"));
+        let voters: Vec<_> = voters.collect();
+        format!(
+            "process.roles=broker,controller
+node.id={id}
+controller.quorum.voters={}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs=data
+num.partitions=1
+auto.create.topics.enable=false
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=500
+group.consumer.min.session.timeout.ms=500
+group.consumer.session.timeout.ms=2000
+group.consumer.min.heartbeat.interval.ms=100
+group.consumer.heartbeat.interval.ms=200
+broker.session.timeout.ms=1500
+broker.heartbeat.interval.ms=300
+offsets.topic.replication.factor={nodes}
+offsets.topic.num.partitions=3
+transaction.state.log.replication.factor={nodes}
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=3
+share.coordinator.state.topic.replication.factor={nodes}
+share.coordinator.state.topic.min.isr=1
+",
+            voters.join(",")
+        )
     }
 
     /// Starts it again on the same data, after a [`stop`](Self::stop) or a [`kill`](Self::kill).
@@ -115,38 +208,6 @@ impl Kafka {
     pub fn url(&self) -> String {
         format!("kafka://{}", self.brokers())
     }
-}
-
-/// With the short session a broker that was killed is back in four seconds: it waits for the end of its own old one.
-fn config(port: u16, controller: u16) -> String {
-    format!(
-        "process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
-controller.listener.names=CONTROLLER
-inter.broker.listener.name=PLAINTEXT
-log.dirs=data
-num.partitions=1
-auto.create.topics.enable=false
-group.initial.rebalance.delay.ms=0
-group.min.session.timeout.ms=500
-group.consumer.min.session.timeout.ms=500
-group.consumer.session.timeout.ms=2000
-group.consumer.min.heartbeat.interval.ms=100
-group.consumer.heartbeat.interval.ms=200
-broker.session.timeout.ms=1500
-broker.heartbeat.interval.ms=300
-offsets.topic.replication.factor=1
-offsets.topic.num.partitions=3
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-transaction.state.log.num.partitions=3
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
-"
-    )
 }
 
 /// Its classes and those that it needs; the last lets it log.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use inbox_tests::{
     KafkaCluster, SqliteFile, eventually,
+    process::long,
     servers::kafka::{Kafka, own},
 };
 
@@ -63,4 +64,46 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
     stop(inbox).await;
     world.assert_done("billing", "m1").await;
     world.assert_done("billing", "m2").await;
+}
+
+/// Each broker of three is killed in its turn, the one that coordinates the group among them, while messages come.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f60_f64_brokers_of_three_that_are_killed_in_turn_lose_nothing() {
+    if !long() {
+        println!("left out, since three servers take long: set INBOX_TEST_LONG=1");
+        return;
+    }
+    let cluster = tokio::task::spawn_blocking(Kafka::start_three).await.expect("it ends");
+    let cluster = cluster.expect("three servers");
+    let brokers: Vec<_> = cluster.iter().map(Kafka::brokers).collect();
+    let world = on::<SqliteFile>(KafkaCluster::on(&brokers.join(","))).await;
+    let settings = [("min.insync.replicas", "2")];
+    world
+        .broker
+        .make_replicated_topic("order.created", 3, 3, &settings)
+        .await;
+    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    let mut ids = Vec::new();
+    for (round, server) in cluster.iter().enumerate() {
+        for number in 0..40 {
+            let id = format!("m{round}-{number}");
+            world.publish(&id).await;
+            if number == 20 {
+                server.kill();
+            }
+            ids.push(id);
+        }
+        eventually("all is settled without it", || world.settled("billing")).await;
+        tokio::task::block_in_place(|| server.resume()).expect("the server again");
+        // Before the next one goes it must have what it missed.
+        eventually("it has caught up", async || {
+            world.broker.in_sync("order.created").await == Some(3)
+        })
+        .await;
+    }
+    stop(inbox).await;
+    for id in &ids {
+        world.assert_done("billing", id).await;
+        assert_eq!(world.probe.runs("billing", id), 1, "{id}");
+    }
 }
