@@ -77,10 +77,13 @@ async fn send(link: &Link, mut together: Vec<Ack>) -> Option<Vec<Ack>> {
     }
     let answer = async {
         let client = link.connected().await.ok()?;
+        let connection = link.connects();
         for ack in &together {
             client.publish(ack.reply.clone(), "+ACK".into()).await.ok()?;
         }
-        ask(link, last.reply.clone()).await.ok()
+        ask(link, last.reply.clone()).await.ok()?;
+        // What was said on a connection that is lost may not have been heard.
+        (link.connects() == connection).then_some(())
     };
     let heard = timeout(SETTLE_TIMEOUT, answer).await;
     together.push(last);
