@@ -52,14 +52,17 @@ impl Play {
         }
         if let Some(left) = self.left {
             let found = self.left(&world).await;
-            if B::ACKS_AT_ONCE {
-                assert_eq!(found, left, "left at the broker after the kill: {self:#?}");
-            } else {
-                assert!(
-                    (left..=2).contains(&found),
-                    "{found} left at the broker after the kill: {self:#?}"
-                );
-            }
+            let expected = match (B::ACKS_AT_ONCE, self.group) {
+                // A worker goes on before an acknowledgement is confirmed, since what comes again is recognised: another
+                // message may be without its acknowledgement yet, or have it with this one's.
+                (true, "billing") => left.saturating_sub(u64::from(*last == "after_ack"))..=2,
+                (true, _) => left..=left,
+                (false, _) => left..=2,
+            };
+            assert!(
+                expected.contains(&found),
+                "{found} left at the broker after the kill: {self:#?}"
+            );
             assert_eq!(self.seen(&world).await, self.killed, "after the kill: {self:#?}");
             runs += self.finish(&world, None).await;
         } else if counted_first && *last == "before_attempt" {

@@ -17,6 +17,7 @@ use crate::{
     broker::{BrokerError, DynSource},
     error::Error,
     outcome::Outcome,
+    registry::AckStrategy,
     store::{BoxFuture, Session, Store, StoreError},
 };
 
@@ -272,8 +273,10 @@ impl<S: Store> Worker<'_, S> {
         if !done.is_acknowledged() {
             self.next.forget_successor();
         }
-        // A dead letter is settled in the database, which the next message may keep busy for long.
-        let first = self.next.follows() || job.replayed;
+        // The next one begins before this one is settled only where it is recognised if it comes again. A dead letter is
+        // settled in the database, which the next message may keep busy for long.
+        let recognised = self.pipeline.meta.ack == AckStrategy::ExactlyOnce && !job.replayed;
+        let first = self.next.follows() || !recognised;
         if !first {
             // There is room for another one.
             drop(slot);

@@ -128,16 +128,14 @@ impl KafkaCluster {
         let topic = format!("{}{subject}", self.prefix);
         let new = NewTopic::new(&topic, partitions, TopicReplication::Fixed(replicas));
         let new = settings.iter().fold(new, |new, (name, value)| new.set(name, value));
-        let made = self
-            .eyes
-            .admin
-            .create_topics([&new], &options())
-            .await
-            .expect("an answer");
-        match &made[..] {
-            [Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))] => {}
-            other => panic!("the topic {topic}: {other:?}"),
-        }
+        patiently(async || {
+            let made = self.eyes.admin.create_topics([&new], &options()).await;
+            match made.as_deref() {
+                Ok([Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))]) => Ok(()),
+                other => Err(format!("the topic {topic}: {other:?}")),
+            }
+        })
+        .await;
         let turns = Turns { partitions, next: 0 };
         self.topics
             .lock()
@@ -318,7 +316,7 @@ impl KafkaCluster {
     }
 }
 
-/// Asks again for a while: a server may not know for a moment who coordinates a group.
+/// Asks again for a while: a busy server may be slow, or not know for a moment who coordinates a group.
 async fn patiently<T, E: fmt::Debug>(ask: impl AsyncFn() -> Result<T, E>) -> T {
     for _ in 0..50 {
         if let Ok(answer) = ask().await {
