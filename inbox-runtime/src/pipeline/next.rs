@@ -42,12 +42,7 @@ impl<S: Store> NextInHand<'_, S> {
 
     fn successor(&self) -> Option<Queued> {
         let (delivery, lease) = self.current.as_ref()?.successor()?;
-        let hold = self.pipeline.in_flight.hold(lease.clone());
-        Some(Queued {
-            job: Job::new(delivery, lease),
-            hold,
-            slot: None,
-        })
+        Some(Queued::new(&self.pipeline.in_flight, Job::new(delivery, lease), None))
     }
 
     pub(super) fn follows(&self) -> bool {

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 
-use super::{Job, in_flight::Hold};
+use super::{InFlight, Job, in_flight::Hold};
 
 /// A message that waits for a worker, with its lease and its slot.
 pub(super) struct Queued {
@@ -15,6 +15,14 @@ pub(super) struct Queued {
     pub(super) hold: Hold,
     /// A successor has none: there is one at most for each message that is handled.
     pub(super) slot: Option<OwnedSemaphorePermit>,
+}
+
+impl Queued {
+    /// Its lease is kept alive from now on.
+    pub(super) fn new(in_flight: &InFlight, job: Job, slot: Option<OwnedSemaphorePermit>) -> Self {
+        let hold = in_flight.hold(job.lease.clone());
+        Self { job, hold, slot }
+    }
 }
 
 /// The messages that wait for a worker: as many permits as there are messages.

@@ -26,9 +26,14 @@ impl<S: Store> Settling<S> {
         }
     }
 
+    /// Settles a delivery.
+    pub(super) fn settle(&self, job: Job, hold: Hold, done: Done) -> impl Future<Output = ()> + Send + use<S> {
+        settle(self.pipeline.clone(), self.now.clone(), job, hold, done)
+    }
+
     /// Begins to settle a delivery, and waits for the one before it.
-    pub(super) async fn settle(&mut self, job: Job, hold: Hold, done: Done) {
-        let mut settle = Box::pin(settle(self.pipeline.clone(), self.now.clone(), job, hold, done));
+    pub(super) async fn begin(&mut self, job: Job, hold: Hold, done: Done) {
+        let mut settle = Box::pin(self.settle(job, hold, done));
         // Most brokers have it done in no time.
         let over = poll!(&mut settle).is_ready();
         self.settled().await;

@@ -147,12 +147,8 @@ async fn pull<S: Store>(
                 pipeline.pace.step();
                 failures = 0;
                 for ((delivery, lease), slot) in deliveries.into_iter().zip(free) {
-                    let hold = pipeline.in_flight.hold(lease.clone());
-                    queue.push(Queued {
-                        job: Job::new(delivery, lease),
-                        hold,
-                        slot: Some(slot),
-                    });
+                    let job = Job::new(delivery, lease);
+                    queue.push(Queued::new(&pipeline.in_flight, job, Some(slot)));
                 }
             }
             Err(error) => {
@@ -189,8 +185,7 @@ async fn replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queue) {
         match pipeline.take_replays(1).await {
             Ok(mut jobs) => {
                 if let Some(job) = jobs.pop() {
-                    let hold = pipeline.in_flight.hold(job.lease.clone());
-                    queue.push(Queued { job, hold, slot });
+                    queue.push(Queued::new(&pipeline.in_flight, job, slot));
                     continue;
                 }
             }
@@ -276,14 +271,12 @@ impl<S: Store> Worker<'_, S> {
         // The next one begins before this one is settled only where it is recognised if it comes again. A dead letter is
         // settled in the database, which the next message may keep busy for long.
         let recognised = self.pipeline.meta.ack == AckStrategy::ExactlyOnce && !job.replayed;
-        let first = self.next.follows() || !recognised;
-        if !first {
+        if recognised && !self.next.follows() {
             // There is room for another one.
             drop(slot);
-        }
-        self.settling.settle(job, hold, done).await;
-        if first {
-            self.settling.settled().await;
+            self.settling.begin(job, hold, done).await;
+        } else {
+            self.settling.settle(job, hold, done).await;
         }
     }
 

@@ -7,6 +7,16 @@ use inbox_tests::{Order, Step, TestBroker, TestDatabase, next, nothing_more};
 
 use super::{Kafkaesque, world};
 
+/// An inbox that runs a handler of this program's own.
+async fn own(world: &Kafkaesque, group: &str) -> Inbox {
+    let builder = Inbox::builder()
+        .store(world.database.pool())
+        .broker(world.broker.connect())
+        .state(world.probe.clone())
+        .groups([group]);
+    builder.build().await.expect("an inbox")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f30_f31_id_headers_may_be_null_missing_or_repeated() {
     let world = Kafkaesque::new().await;
@@ -61,12 +71,7 @@ async fn f67_a_tombstone_that_is_replayed_has_its_key() {
         1 => Step::Fail("not yet"),
         _ => Step::Ok,
     });
-    let builder = Inbox::builder()
-        .store(world.database.pool())
-        .broker(world.broker.connect())
-        .state(world.probe.clone())
-        .groups(["keyed"]);
-    let mut inbox = builder.build().await.expect("an inbox");
+    let mut inbox = own(&world, "keyed").await;
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
     let letter = world.letter("keyed").await;
     assert_eq!(
@@ -176,12 +181,7 @@ async fn what_omni_box_writes_is_read_and_known_again() {
         .header("event_type", "order.created");
     world.broker.publish(raw).await;
 
-    let builder = Inbox::builder()
-        .store(world.database.pool())
-        .broker(world.broker.connect())
-        .state(world.probe.clone())
-        .groups(["omni"]);
-    let mut inbox = builder.build().await.expect("an inbox");
+    let mut inbox = own(&world, "omni").await;
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     assert_eq!(next(&mut inbox).await, Outcome::Duplicate);
     nothing_more(&mut inbox).await;

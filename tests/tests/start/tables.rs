@@ -18,6 +18,12 @@ async fn error<B: TestBroker, D: TestDatabase>(world: &World<B, D>, mode: Migrat
     }
 }
 
+fn assert_says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "no `{part}` in: {text}");
+    }
+}
+
 async fn a_table_of_another_library_is_an_error_that_says_so<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     // As nats-outbox has it.
@@ -31,14 +37,15 @@ async fn a_table_of_another_library_is_an_error_that_says_so<B: TestBroker, D: T
     world.publish("m1").await;
     for mode in [Migrate::Auto, Migrate::Check] {
         let text = error(&world, mode).await;
-        for part in [
-            "`inbox_events`",
-            "not the inbox's",
-            "event_id, consumer_group",
-            "rename it",
-        ] {
-            assert!(text.contains(part), "no `{part}` in: {text}");
-        }
+        assert_says(
+            &text,
+            &[
+                "`inbox_events`",
+                "not the inbox's",
+                "event_id, consumer_group",
+                "rename it",
+            ],
+        );
     }
     // Nothing was touched: not the table, not the broker.
     let rows = "SELECT count(*) FROM inbox_events WHERE event_id = 'm1'";
@@ -50,13 +57,14 @@ async fn missing_tables_are_an_error_where_they_may_only_be_looked_for<B: TestBr
     let world = World::<B, D>::new().await;
     world.publish("m1").await;
     let text = error(&world, Migrate::Check).await;
-    for part in [
-        "`inbox_events` is missing",
-        "INBOX_MIGRATE=auto",
-        "inbox_runtime::migrate",
-    ] {
-        assert!(text.contains(part), "no `{part}` in: {text}");
-    }
+    assert_says(
+        &text,
+        &[
+            "`inbox_events` is missing",
+            "INBOX_MIGRATE=auto",
+            "inbox_runtime::migrate",
+        ],
+    );
     assert!(
         world.database.try_exec("SELECT * FROM inbox_events").await.is_err(),
         "looking makes no table"
@@ -107,14 +115,15 @@ async fn the_tables_of_an_earlier_version_are_brought_up_to_date<B: TestBroker, 
         )
         .await;
     let text = error(&world, Migrate::Check).await;
-    for part in [
-        "`inbox_dead_letters`",
-        "earlier version",
-        "lacks message_key",
-        "INBOX_MIGRATE=auto",
-    ] {
-        assert!(text.contains(part), "no `{part}` in: {text}");
-    }
+    assert_says(
+        &text,
+        &[
+            "`inbox_dead_letters`",
+            "earlier version",
+            "lacks message_key",
+            "INBOX_MIGRATE=auto",
+        ],
+    );
     world.publish("m1").await;
     let mut inbox = world.inbox(&["billing"]).await;
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
