@@ -88,11 +88,11 @@ pub(crate) fn from_millis(millis: i64) -> SystemTime {
 
 /// Implements [`Records`](super::Records) for `$records`, which wraps a `$store`.
 ///
-/// The store has `writer()`, which gives something with a `conn` to write on and `begin`, `reader()`, which gives something with a
+/// The store has `writer()`, which gives something with a `conn` to write on, `begin` and `commit`, `reader()`, which gives something with a
 /// `conn` to read from and `done`, a `pool`, and functions `migrate`, `describe` and `file`.
 macro_rules! records {
     (
-        $records:ident($store:ty), $database:ty, $row:ty,
+        $records:ident($store:ty), $row:ty,
         // The database's clock.
         now: $now:literal,
         // What makes a later time of a number of milliseconds.
@@ -109,7 +109,6 @@ macro_rules! records {
                 AttemptKey, Attempts, BoxFuture, DeadLetter, DeadLetterStatus, Fingerprint, Migrate, MigrateError,
                 NewDeadLetter, Records, StoreError,
                 tables::{attempts, from_millis, millis, read_headers, reason, storable, to_millis, write_headers},
-                transaction,
             },
         };
 
@@ -170,7 +169,8 @@ macro_rules! records {
                 max: Option<u32>,
             ) -> BoxFuture<'a, Result<Attempts, StoreError>> {
                 Box::pin(async move {
-                    let mut writer = Writing::begin(self.0.writer().await?).await?;
+                    let mut writer = self.0.writer().await?;
+                    writer.begin().await?;
                     let buried: Option<i64> = sqlx::query_scalar(
                         "SELECT id FROM inbox_dead_letters \
                          WHERE consumer_group = $1 AND handler = $2 AND position = $3 AND replay_at IS NULL",
@@ -219,7 +219,8 @@ macro_rules! records {
 
             fn take_back_attempt<'a>(&'a self, key: &'a AttemptKey) -> BoxFuture<'a, Result<(), StoreError>> {
                 Box::pin(async move {
-                    let mut writer = Writing::begin(self.0.writer().await?).await?;
+                    let mut writer = self.0.writer().await?;
+                    writer.begin().await?;
                     sqlx::query(
                         "UPDATE inbox_attempts SET attempts = attempts - 1 \
                          WHERE consumer_group = $1 AND handler = $2 AND position = $3 AND attempts > 0",
@@ -241,7 +242,8 @@ macro_rules! records {
                 error: &'a str,
             ) -> BoxFuture<'a, Result<u32, StoreError>> {
                 Box::pin(async move {
-                    let mut writer = Writing::begin(self.0.writer().await?).await?;
+                    let mut writer = self.0.writer().await?;
+                    writer.begin().await?;
                     let made = sqlx::query_scalar(concat!(
                         "INSERT INTO inbox_attempts (consumer_group, handler, position, attempts, last_error) \
                          VALUES ($1, $2, $3, 1, $4) ON CONFLICT (consumer_group, handler, position) DO UPDATE \
@@ -264,7 +266,8 @@ macro_rules! records {
 
             fn clear_attempts<'a>(&'a self, key: &'a AttemptKey) -> BoxFuture<'a, Result<(), StoreError>> {
                 Box::pin(async move {
-                    let mut writer = Writing::begin(self.0.writer().await?).await?;
+                    let mut writer = self.0.writer().await?;
+                    writer.begin().await?;
                     clear(&mut writer, &key.group, &key.handler, &key.position).await?;
                     writer.commit().await
                 })
@@ -272,7 +275,8 @@ macro_rules! records {
 
             fn bury<'a>(&'a self, letter: &'a NewDeadLetter) -> BoxFuture<'a, Result<(), StoreError>> {
                 Box::pin(async move {
-                    let mut writer = Writing::begin(self.0.writer().await?).await?;
+                    let mut writer = self.0.writer().await?;
+                    writer.begin().await?;
                     upsert(&mut writer, letter).await?;
                     failpoint!("in_dead_letter");
                     writer.commit().await
@@ -304,7 +308,8 @@ macro_rules! records {
                     if any.is_none() {
                         return Ok(Vec::new());
                     }
-                    let mut writer = Writing::begin(self.0.writer().await?).await?;
+                    let mut writer = self.0.writer().await?;
+                    writer.begin().await?;
                     // The condition stands twice: what another process has taken meanwhile must not be taken again.
                     let rows = sqlx::query(concat!(
                         "UPDATE inbox_dead_letters SET replay_at = ", $later, "$4", $later_end,
@@ -327,7 +332,8 @@ macro_rules! records {
 
             fn postpone_replay(&self, id: i64, delay: std::time::Duration) -> BoxFuture<'_, Result<(), StoreError>> {
                 Box::pin(async move {
-                    let mut writer = Writing::begin(self.0.writer().await?).await?;
+                    let mut writer = self.0.writer().await?;
+                    writer.begin().await?;
                     sqlx::query(concat!(
                         "UPDATE inbox_dead_letters SET replay_at = ", $later, "$2", $later_end,
                         " WHERE id = $1 AND replay_at IS NOT NULL"
@@ -343,7 +349,8 @@ macro_rules! records {
 
             fn remove(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>> {
                 Box::pin(async move {
-                    let mut writer = Writing::begin(self.0.writer().await?).await?;
+                    let mut writer = self.0.writer().await?;
+                    writer.begin().await?;
                     let key: Option<(String, String, String)> = sqlx::query_as(
                         "DELETE FROM inbox_dead_letters WHERE id = $1 RETURNING consumer_group, handler, position",
                     )
@@ -361,7 +368,8 @@ macro_rules! records {
 
             fn replayed(&self, id: i64) -> BoxFuture<'_, Result<(), StoreError>> {
                 Box::pin(async move {
-                    let mut writer = Writing::begin(self.0.writer().await?).await?;
+                    let mut writer = self.0.writer().await?;
+                    writer.begin().await?;
                     sqlx::query("DELETE FROM inbox_dead_letters WHERE id = $1 AND replay_at IS NOT NULL")
                         .bind(id)
                         .execute(&mut *writer.conn)
@@ -411,7 +419,8 @@ macro_rules! records {
 
             fn replay(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>> {
                 Box::pin(async move {
-                    let mut writer = Writing::begin(self.0.writer().await?).await?;
+                    let mut writer = self.0.writer().await?;
+                    writer.begin().await?;
                     let key: Option<(String, String, String)> = sqlx::query_as(concat!(
                         "UPDATE inbox_dead_letters SET replay_at = ",
                         $now,
@@ -427,47 +436,6 @@ macro_rules! records {
                     writer.commit().await?;
                     Ok(key.is_some())
                 })
-            }
-        }
-
-        /// A connection with an open transaction: closed unless the transaction was committed.
-        struct Writing {
-            writer: Writer,
-            committed: bool,
-        }
-
-        impl Writing {
-            async fn begin(mut writer: Writer) -> Result<Self, StoreError> {
-                writer.begin().await?;
-                Ok(Self { writer, committed: false })
-            }
-
-            async fn commit(mut self) -> Result<(), StoreError> {
-                transaction::commit::<$database>(&mut self.writer.conn).await.map_err(trouble)?;
-                self.committed = true;
-                Ok(())
-            }
-        }
-
-        impl std::ops::Deref for Writing {
-            type Target = Writer;
-
-            fn deref(&self) -> &Writer {
-                &self.writer
-            }
-        }
-
-        impl std::ops::DerefMut for Writing {
-            fn deref_mut(&mut self) -> &mut Writer {
-                &mut self.writer
-            }
-        }
-
-        impl Drop for Writing {
-            fn drop(&mut self) {
-                if !self.committed {
-                    self.writer.conn.close_on_drop();
-                }
             }
         }
 

@@ -1,25 +1,101 @@
-//! sqlx's own transaction functions on a connection that outlives the transaction.
+//! A pooled connection that is closed on drop unless it is proved to be outside of any transaction, and sqlx's own
+//! transaction functions on it.
 //!
 //! A [`sqlx::Transaction`] borrows its connection, so a session could not own both. sqlx's transaction manager does the
 //! same on a plain connection and keeps sqlx's count of nested transactions right, which a raw `BEGIN` would not: a
 //! handler's `tx.begin()` must be a savepoint. sqlx doesn't re-export that trait, so it is taken from `sqlx-core`.
 
-use sqlx::{Database, Result, SqlSafeStr};
+use std::ops::{Deref, DerefMut};
+
+use sqlx::{Database, Result, SqlSafeStr, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
 
-/// Opens a transaction with that statement.
-pub(crate) async fn begin<DB: Database>(conn: &mut DB::Connection, statement: &'static str) -> Result<()> {
-    DB::TransactionManager::begin(conn, Some(statement.into_sql_str())).await
+/// A connection of a pool on which a transaction may be open.
+///
+/// From before `BEGIN` is sent until `COMMIT` or `ROLLBACK` has been confirmed, dropping it (with the future that uses it,
+/// at any of its polls) closes the connection, so that the pool never gets one back that is in a transaction: whatever the
+/// application wrote on it would be lost without an error. sqlx itself counts a transaction only once `BEGIN` is confirmed.
+#[derive(Debug)]
+pub(crate) struct TxConnection<DB: Database> {
+    conn: Option<PoolConnection<DB>>,
+    idle: bool,
 }
 
-/// Commits the transaction, or releases the innermost savepoint.
-pub(crate) async fn commit<DB: Database>(conn: &mut DB::Connection) -> Result<()> {
-    DB::TransactionManager::commit(conn).await
+impl<DB: Database> TxConnection<DB> {
+    /// A connection that the pool has just lent, on which nothing is open.
+    pub(crate) fn new(conn: PoolConnection<DB>) -> Self {
+        Self {
+            conn: Some(conn),
+            idle: true,
+        }
+    }
+
+    /// Opens a transaction with that statement.
+    pub(crate) async fn begin(&mut self, statement: &'static str) -> Result<()> {
+        self.idle = false;
+        DB::TransactionManager::begin(self, Some(statement.into_sql_str())).await
+    }
+
+    /// Commits the transaction. Does nothing where none is open.
+    pub(crate) async fn commit(&mut self) -> Result<()> {
+        DB::TransactionManager::commit(self).await?;
+        self.idle = depth::<DB>(self) == 0;
+        Ok(())
+    }
+
+    /// Rolls back the transaction with everything that is nested in it. Does nothing where none is open.
+    pub(crate) async fn rollback(&mut self) -> Result<()> {
+        while depth::<DB>(self) > 0 {
+            DB::TransactionManager::rollback(self).await?;
+        }
+        self.idle = true;
+        Ok(())
+    }
+
+    /// From now on the connection is closed on drop, whatever becomes of it: for session state that isn't a transaction.
+    pub(crate) fn taint(&mut self) {
+        self.idle = false;
+    }
+
+    /// The session is as it was when the pool lent it.
+    pub(crate) fn clean(&mut self) {
+        self.idle = depth::<DB>(self) == 0;
+    }
+
+    /// Closes the connection; its database rolls back what is open on it.
+    pub(crate) async fn close(mut self) -> Result<()> {
+        match self.conn.take() {
+            Some(conn) => conn.close().await,
+            None => Ok(()),
+        }
+    }
 }
 
-/// Rolls back the transaction, or to the innermost savepoint.
-pub(crate) async fn rollback<DB: Database>(conn: &mut DB::Connection) -> Result<()> {
-    DB::TransactionManager::rollback(conn).await
+/// `conn` is `None` only while [`close`](TxConnection::close) consumes it.
+const TAKEN: &str = "the connection is being closed";
+
+impl<DB: Database> Deref for TxConnection<DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &Self::Target {
+        self.conn.as_ref().expect(TAKEN)
+    }
+}
+
+impl<DB: Database> DerefMut for TxConnection<DB> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.conn.as_mut().expect(TAKEN)
+    }
+}
+
+impl<DB: Database> Drop for TxConnection<DB> {
+    fn drop(&mut self) {
+        if !self.idle
+            && let Some(conn) = &mut self.conn
+        {
+            conn.close_on_drop();
+        }
+    }
 }
 
 /// How many transactions are open: 1, and one more for each savepoint.

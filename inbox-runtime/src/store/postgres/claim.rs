@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sqlx::{PgConnection, Postgres, Row, pool::PoolConnection};
+use sqlx::{PgConnection, Postgres, Row};
 
 use super::{
     PostgresStore,
@@ -20,7 +20,10 @@ use super::{
 };
 use crate::{
     failpoint::failpoint,
-    store::{AbandonError, Claim, Claimed, FaultClass, FinishError, Following, Session, StoreError, transaction},
+    store::{
+        AbandonError, Claim, Claimed, FaultClass, FinishError, Following, Session, StoreError,
+        transaction::{self, TxConnection},
+    },
 };
 
 /// How long a rollback may wait for a statement that a dropped handler left running before that is cancelled.
@@ -37,7 +40,7 @@ const KEEP: Duration = Duration::from_millis(50);
 pub struct PostgresSession {
     pub(super) store: PostgresStore,
     /// `None` when it was closed; the next transaction opens another.
-    pub(super) conn: Option<PoolConnection<Postgres>>,
+    pub(super) conn: Option<TxConnection<Postgres>>,
     pub(super) pid: i32,
     pub(super) opened: Instant,
     /// When it was last seen that the server wants writes.
@@ -80,18 +83,11 @@ impl Open {
     }
 }
 
-/// A session that isn't released leaves a connection on which writing is forbidden, and perhaps a transaction.
-impl Drop for PostgresSession {
-    fn drop(&mut self) {
-        if let Some(conn) = &mut self.conn {
-            conn.close_on_drop();
-        }
-    }
-}
-
 impl PostgresSession {
     pub(super) async fn open(store: &PostgresStore) -> Result<Self, StoreError> {
-        let conn = store.pool.acquire().await.map_err(unavailable)?;
+        let mut conn = store.acquire().await?;
+        // A session that isn't released leaves a connection on which writing is forbidden.
+        conn.taint();
         let mut session = Self {
             store: store.clone(),
             conn: Some(conn),
@@ -173,7 +169,7 @@ impl PostgresSession {
         let opened = async {
             let conn = self.live()?;
             if !pooled {
-                return transaction::begin::<Postgres>(conn, "BEGIN READ WRITE").await;
+                return conn.begin("BEGIN READ WRITE").await;
             }
             begin_pooled(conn).await?;
             // Each transaction may be on another connection of the pooler's.
@@ -197,7 +193,7 @@ impl PostgresSession {
         self.store.settings.transaction_pooler
     }
 
-    pub(super) fn live(&mut self) -> sqlx::Result<&mut PoolConnection<Postgres>> {
+    pub(super) fn live(&mut self) -> sqlx::Result<&mut TxConnection<Postgres>> {
         self.conn.as_mut().ok_or(sqlx::Error::PoolClosed)
     }
 
@@ -221,9 +217,9 @@ impl PostgresSession {
     /// Rolls back everything that is open.
     pub(super) async fn rollback(&mut self) -> sqlx::Result<()> {
         let conn = self.live()?;
-        while transaction::depth::<Postgres>(conn) > 0 {
-            transaction::rollback::<Postgres>(conn).await?;
-        }
+        conn.rollback().await?;
+        // It still has settings that are ours.
+        conn.taint();
         self.open = None;
         Ok(())
     }
@@ -421,9 +417,9 @@ impl Session for PostgresSession {
             .is_ok_and(|clean| clean.is_ok());
         match self.conn.take() {
             // Back to the pool.
-            Some(conn) if clean => drop(conn),
-            Some(mut conn) => conn.close_on_drop(),
-            None => {}
+            Some(mut conn) if clean => conn.clean(),
+            // Dropped, it is closed.
+            _ => {}
         }
     }
 }

@@ -1,12 +1,12 @@
 //! The tables of the inbox in a PostgreSQL database: made in one transaction of ours, or looked for.
 
-use sqlx::{PgConnection, PgPool, Postgres, Row};
+use sqlx::{PgConnection, PgPool, Row};
 
 use super::{begin_pooled, trouble};
 use crate::store::{
     Migrate, MigrateError,
     migrate::{self, Schema},
-    transaction,
+    transaction::TxConnection,
 };
 
 /// Each with its name, in order.
@@ -23,7 +23,7 @@ const OLDEST_SERVER: i32 = 130_000;
 
 /// Makes or checks the tables.
 pub(super) async fn migrate(pool: &PgPool, mode: Migrate) -> Result<(), MigrateError> {
-    let mut conn = pool.acquire().await.map_err(failed)?;
+    let mut conn = TxConnection::new(pool.acquire().await.map_err(failed)?);
     refuse_settings(&mut conn).await?;
     if mode == Migrate::Off {
         return Ok(());
@@ -32,8 +32,8 @@ pub(super) async fn migrate(pool: &PgPool, mode: Migrate) -> Result<(), MigrateE
     begin_pooled(&mut conn).await.map_err(failed)?;
     let ready = make_or_check(&mut conn, mode).await;
     match &ready {
-        Ok(()) => transaction::commit::<Postgres>(&mut conn).await.map_err(failed)?,
-        Err(_) => transaction::rollback::<Postgres>(&mut conn).await.map_err(failed)?,
+        Ok(()) => conn.commit().await.map_err(failed)?,
+        Err(_) => conn.rollback().await.map_err(failed)?,
     }
     ready
 }

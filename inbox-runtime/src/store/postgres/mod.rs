@@ -8,7 +8,6 @@ use std::{
 use sqlx::{
     Connection, PgConnection, PgPool, Postgres, Row,
     error::DatabaseError,
-    pool::PoolConnection,
     postgres::{PgConnectOptions, PgDatabaseError, PgPoolOptions, PgSeverity},
 };
 
@@ -23,7 +22,8 @@ pub use claim::PostgresSession;
 
 use super::{
     Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, InboxConnection, IntoStore, Records, Store,
-    StoreError, StoreSettings, transaction,
+    StoreError, StoreSettings,
+    transaction::{self, TxConnection},
 };
 use crate::registry::Registration;
 
@@ -49,9 +49,13 @@ impl PostgresStore {
         Self { pool, settings, plain }
     }
 
+    async fn acquire(&self) -> Result<TxConnection<Postgres>, StoreError> {
+        self.pool.acquire().await.map(TxConnection::new).map_err(unavailable)
+    }
+
     async fn writer(&self) -> Result<Writer, StoreError> {
         Ok(Writer {
-            conn: self.pool.acquire().await.map_err(unavailable)?,
+            conn: self.acquire().await?,
             pooled: self.settings.transaction_pooler,
         })
     }
@@ -59,7 +63,7 @@ impl PostgresStore {
     /// A connection to read from. Behind a transaction pooler a statement with arguments needs a transaction, or its parts
     /// may reach different servers.
     async fn reader(&self) -> Result<Reader, StoreError> {
-        let mut conn = self.pool.acquire().await.map_err(unavailable)?;
+        let mut conn = self.acquire().await?;
         if self.settings.transaction_pooler {
             begin_pooled(&mut conn).await.map_err(trouble)?;
         }
@@ -92,7 +96,7 @@ impl PostgresStore {
 /// A connection of the pool, for a transaction of our own.
 #[derive(Debug)]
 struct Writer {
-    conn: PoolConnection<Postgres>,
+    conn: TxConnection<Postgres>,
     pooled: bool,
 }
 
@@ -101,40 +105,36 @@ impl Writer {
         let begun = if self.pooled {
             begin_pooled(&mut self.conn).await
         } else {
-            transaction::begin::<Postgres>(&mut self.conn, "BEGIN").await
+            self.conn.begin("BEGIN").await
         };
         begun.map_err(trouble)
+    }
+
+    async fn commit(mut self) -> Result<(), StoreError> {
+        self.conn.commit().await.map_err(trouble)
     }
 }
 
 /// Opens a transaction on a connection behind a transaction pooler, on whichever connection to the server is free: the
 /// prepared statements of this client's last transaction may not be there, and those of other clients may be.
-async fn begin_pooled(conn: &mut PgConnection) -> sqlx::Result<()> {
-    transaction::begin::<Postgres>(conn, "BEGIN").await?;
+async fn begin_pooled(conn: &mut TxConnection<Postgres>) -> sqlx::Result<()> {
+    conn.begin("BEGIN").await?;
     conn.clear_cached_statements().await?;
-    sqlx::raw_sql("DEALLOCATE ALL").execute(conn).await?;
+    sqlx::raw_sql("DEALLOCATE ALL").execute(&mut **conn).await?;
     Ok(())
 }
 
 /// A connection of the pool to read from, perhaps with a transaction.
 #[derive(Debug)]
 struct Reader {
-    conn: PoolConnection<Postgres>,
+    conn: TxConnection<Postgres>,
 }
 
 impl Reader {
     /// Gives it back.
     async fn done(mut self) -> Result<(), StoreError> {
         // Nothing happens without a transaction.
-        transaction::commit::<Postgres>(&mut self.conn).await.map_err(trouble)
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        if transaction::depth::<Postgres>(&self.conn) > 0 {
-            self.conn.close_on_drop();
-        }
+        self.conn.commit().await.map_err(trouble)
     }
 }
 

@@ -1,11 +1,11 @@
 //! Attempts and dead letters on PostgreSQL.
 
-use sqlx::{Postgres, postgres::PgRow};
+use sqlx::postgres::PgRow;
 
 use super::{PostgresStore, Writer, trouble, unavailable};
 
 crate::store::tables::records! {
-    PostgresRecords(PostgresStore), Postgres, PgRow,
+    PostgresRecords(PostgresStore), PgRow,
     now: "clock_timestamp()",
     later: ["clock_timestamp() + ", " * interval '1 millisecond'"],
     time: ["to_timestamp(", "::float8 / 1000)"],

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use sqlx::{AssertSqlSafe, Postgres, Row};
+use sqlx::{AssertSqlSafe, Row};
 
 use super::{
     ahead::{self, Ahead, Answer},
@@ -10,7 +10,7 @@ use super::{
     code,
     statements::first,
 };
-use crate::store::{AbandonError, Claim, Following, transaction};
+use crate::store::{AbandonError, Claim, Following};
 
 /// SQLSTATE of a prepared statement that isn't there.
 pub(super) const UNPREPARED: &str = "26000";
@@ -50,7 +50,9 @@ impl PostgresSession {
         match following {
             Following::Nothing => {
                 self.run(seal).await?;
-                transaction::commit::<Postgres>(self.live()?).await?;
+                let conn = self.live()?;
+                conn.commit().await?;
+                conn.taint();
                 self.open = None;
             }
             Following::Message => {

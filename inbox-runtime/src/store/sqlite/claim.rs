@@ -34,7 +34,7 @@ impl Drop for Open {
     fn drop(&mut self) {
         if !self.ended {
             self.guard.stop();
-            self.writer.conn.close_on_drop();
+            self.writer.conn.taint();
         }
     }
 }
@@ -56,9 +56,7 @@ impl SqliteSession {
         };
         let guard = Guard::install(&mut writer.conn).await.map_err(unavailable)?;
         // IMMEDIATE: a transaction that becomes a writer late fails at once, whatever the busy timeout is.
-        transaction::begin::<Sqlite>(&mut writer.conn, "BEGIN IMMEDIATE")
-            .await
-            .map_err(trouble)?;
+        writer.conn.begin("BEGIN IMMEDIATE").await.map_err(trouble)?;
         guard.arm();
         Ok(self.open.insert(Open {
             writer,
@@ -138,7 +136,7 @@ impl Session for SqliteSession {
         let mut open = self.take_open().map_err(FinishError::Unknown)?;
         open.seal().await?;
         failpoint!("before_commit");
-        match transaction::commit::<Sqlite>(&mut open.writer.conn).await {
+        match open.writer.conn.commit().await {
             Ok(()) => {
                 open.give_back();
                 Ok(())
@@ -163,11 +161,7 @@ impl Session for SqliteSession {
                 return Ok(false);
             }
             // Nested transactions are rolled back with the outer one: the rollback of each takes one off the count.
-            while transaction::depth::<Sqlite>(&open.writer.conn) > 0 {
-                transaction::rollback::<Sqlite>(&mut open.writer.conn)
-                    .await
-                    .map_err(AbandonError::Lost)?;
-            }
+            open.writer.conn.rollback().await.map_err(AbandonError::Lost)?;
             Ok(true)
         };
         match tokio::time::timeout(ROLLBACK_WAIT, rollback).await {

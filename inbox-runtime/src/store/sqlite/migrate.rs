@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use sqlx::{Row, Sqlite, SqliteConnection, SqlitePool};
+use sqlx::{Row, SqliteConnection, SqlitePool};
 use tokio::time::Instant;
 
 use super::is_busy;
 use crate::store::{
     Migrate, MigrateError,
     migrate::{self, Schema},
-    transaction,
+    transaction::TxConnection,
 };
 
 /// Each with its name, in order.
@@ -44,7 +44,7 @@ pub(super) async fn migrate(pool: &SqlitePool, mode: Migrate) -> Result<(), Migr
 }
 
 async fn migrate_once(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateError> {
-    let mut conn = pool.acquire().await.map_err(failed)?;
+    let mut conn = TxConnection::new(pool.acquire().await.map_err(failed)?);
     refuse_memory(&mut conn).await?;
     match mode {
         Migrate::Off => return Ok(()),
@@ -56,13 +56,11 @@ async fn migrate_once(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateErr
                 .execute(&mut *conn)
                 .await
                 .map_err(failed)?;
-            transaction::begin::<Sqlite>(&mut conn, "BEGIN IMMEDIATE")
-                .await
-                .map_err(failed)?;
+            conn.begin("BEGIN IMMEDIATE").await.map_err(failed)?;
             let made = migrate::make(&mut *conn, MIGRATIONS).await;
             match &made {
-                Ok(()) => transaction::commit::<Sqlite>(&mut conn).await.map_err(failed)?,
-                Err(_) => transaction::rollback::<Sqlite>(&mut conn).await.map_err(failed)?,
+                Ok(()) => conn.commit().await.map_err(failed)?,
+                Err(_) => conn.rollback().await.map_err(failed)?,
             }
             made?;
         }

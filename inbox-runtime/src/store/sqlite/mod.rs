@@ -8,7 +8,6 @@ use std::{
 
 use sqlx::{
     Row, Sqlite, SqliteConnection, SqlitePool,
-    pool::PoolConnection,
     sqlite::{SqliteConnectOptions, SqlitePoolOptions},
 };
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
@@ -22,7 +21,8 @@ pub use claim::SqliteSession;
 
 use super::{
     Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, InboxConnection, IntoStore, Records, Store,
-    StoreError, StoreSettings, transaction,
+    StoreError, StoreSettings,
+    transaction::{self, TxConnection},
 };
 use crate::{file::resolve, registry::Registration};
 
@@ -57,7 +57,7 @@ impl SqliteStore {
 
     /// A connection for somebody whose turn it is.
     async fn writer_in(&self, turn: Turn) -> Result<Writer, StoreError> {
-        let mut conn = self.pool.acquire().await.map_err(unavailable)?;
+        let mut conn = self.acquire().await?;
         // What is acknowledged must survive a power failure; a pool may have been set to less.
         sqlx::raw_sql("PRAGMA synchronous = FULL")
             .execute(&mut *conn)
@@ -86,15 +86,19 @@ impl SqliteStore {
 
 impl SqliteStore {
     async fn reader(&self) -> Result<Reader, StoreError> {
-        let conn = self.pool.acquire().await.map_err(unavailable)?;
+        let conn = self.acquire().await?;
         Ok(Reader { conn })
+    }
+
+    async fn acquire(&self) -> Result<TxConnection<Sqlite>, StoreError> {
+        self.pool.acquire().await.map(TxConnection::new).map_err(unavailable)
     }
 }
 
 /// A connection to read from.
 #[derive(Debug)]
 struct Reader {
-    conn: PoolConnection<Sqlite>,
+    conn: TxConnection<Sqlite>,
 }
 
 impl Reader {
@@ -110,15 +114,17 @@ type Turn = Arc<OwnedMutexGuard<()>>;
 /// A connection whose turn it is to write.
 #[derive(Debug)]
 struct Writer {
-    conn: PoolConnection<Sqlite>,
+    conn: TxConnection<Sqlite>,
     turn: Turn,
 }
 
 impl Writer {
     async fn begin(&mut self) -> Result<(), StoreError> {
-        transaction::begin::<Sqlite>(&mut self.conn, "BEGIN IMMEDIATE")
-            .await
-            .map_err(trouble)
+        self.conn.begin("BEGIN IMMEDIATE").await.map_err(trouble)
+    }
+
+    async fn commit(mut self) -> Result<(), StoreError> {
+        self.conn.commit().await.map_err(trouble)
     }
 }
 
