@@ -49,6 +49,7 @@ pub struct InboxBuilder {
     pub(super) migrate: Option<Migrate>,
     pub(super) ack_wait: Option<Duration>,
     pub(super) lock_wait: Option<Duration>,
+    pub(super) commit_timeout: Option<Duration>,
     pub(super) transaction_pooler: bool,
     pub(super) shutdown_timeout: Option<Duration>,
     pub(super) config_file: Option<PathBuf>,
@@ -136,6 +137,14 @@ impl InboxBuilder {
     /// that is given by [`store`](Self::store) keeps its own `busy_timeout`.
     pub fn lock_wait(mut self, lock_wait: Duration) -> Self {
         self.lock_wait = Some(lock_wait);
+        self
+    }
+
+    /// Sets how long the end of a transaction may take, a commit as well as a rollback, as `INBOX_COMMIT_TIMEOUT` does (default
+    /// 15 s). Past it the connection is closed and the outcome asked on another one; a message whose outcome nobody can tell
+    /// is neither acknowledged nor counted as failed.
+    pub fn commit_timeout(mut self, commit_timeout: Duration) -> Self {
+        self.commit_timeout = Some(commit_timeout);
         self
     }
 

@@ -162,6 +162,10 @@ fn settings(builder: &InboxBuilder, config: &Config) -> StoreSettings {
     let default = StoreSettings::default();
     StoreSettings {
         lock_wait: builder.lock_wait.or(config.lock_wait).unwrap_or(default.lock_wait),
+        commit_timeout: builder
+            .commit_timeout
+            .or(config.commit_timeout)
+            .unwrap_or(default.commit_timeout),
         pool_size: config.pool_size.unwrap_or(default.pool_size),
         transaction_pooler: builder.transaction_pooler || config.transaction_pooler.unwrap_or_default(),
     }

@@ -10,10 +10,10 @@ type BoxError = Box<dyn Error + Send + Sync + 'static>;
 /// `eyre::Report`, `&str`, your own error types. A failed message comes again after the handler's back-off until its
 /// attempts are used up; [`permanent`](Self::permanent) and [`retry_after`](Self::retry_after) say otherwise.
 ///
-/// The runtime looks for a database error along [`source()`](Error::source), because trouble of the database (a lost
-/// connection, a deadlock) is not the message's fault and is no attempt: an error type of your own must keep its source.
-/// (`#[error(transparent)]` over a `sqlx::Error` lets an answer of the database through, but hides a connection that could
-/// not be had; `#[source]` and `#[from]` with a text of their own hide nothing.)
+/// The runtime looks for a database error along [`source()`](Error::source), because a deadlock or a serialization failure
+/// gets a fresh transaction at once and a missing table is waited for: an error type of your own must keep its source.
+/// Whether the handler's own connection is lost the runtime finds out by itself, whatever the error says; a verdict
+/// (`permanent`, `retry_after`) wins over every code.
 /// Inside an `anyhow::Error` or an `eyre::Report` the chain is seen with the feature of that name.
 ///
 /// Like `anyhow::Error` this type does not implement [`Error`] itself, which is what makes the conversion possible.
@@ -53,13 +53,14 @@ pub(crate) enum Verdict {
     Permanent,
 }
 
-/// A database error beneath a handler's error, reduced to what a decision may rest on: never its text.
+/// The answer of a database beneath a handler's error. Which database that was is not known: it is asked what it means only
+/// where the handler's own transaction is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum DatabaseFault {
-    /// The database answered with this code (an SQLSTATE, or SQLite's extended code in decimal).
-    Code(Option<String>),
-    /// The database could not be asked: no connection, or a broken one.
-    Connection,
+pub struct DatabaseFault {
+    /// An SQLSTATE, or SQLite's extended code in decimal.
+    pub(crate) code: String,
+    /// What it said. Only SQLite's texts, which are the same in every language, may decide anything.
+    pub(crate) text: String,
 }
 
 impl HandlerError {
@@ -144,26 +145,30 @@ impl DatabaseFault {
             .or_else(|| error.downcast_ref::<Box<sqlx::Error>>().map(|error| &**error))
             .or_else(|| error.downcast_ref::<Arc<sqlx::Error>>().map(|error| &**error));
         if let Some(error) = sqlx {
-            return Self::of_sqlx(error);
+            return Self::of_database(error.as_database_error()?);
         }
         // `#[error(transparent)]` over a `sqlx::Error` shows the database error itself.
-        let database = error.downcast_ref::<Box<dyn sqlx::error::DatabaseError>>()?;
-        Some(Self::Code(database.code().map(String::from)))
+        Self::of_database(&**error.downcast_ref::<Box<dyn sqlx::error::DatabaseError>>()?)
     }
 
-    /// The fault in an error of sqlx, if it is one of the database and not of its caller.
-    pub(crate) fn of_sqlx(error: &sqlx::Error) -> Option<Self> {
-        match error {
-            sqlx::Error::Database(error) => Some(Self::Code(error.code().map(String::from))),
-            sqlx::Error::Io(_)
-            | sqlx::Error::Tls(_)
-            | sqlx::Error::PoolTimedOut
-            | sqlx::Error::PoolClosed
-            | sqlx::Error::WorkerCrashed => Some(Self::Connection),
-            // `Protocol` too: a statement that the driver refuses (too many arguments, for one) is refused each time. Where
-            // it is the connection that has gone wrong, the rollback tells.
-            _ => None,
+    /// Whether something isn't there that the program needs, or may not be used: a table, a column, a schema, a function, a right.
+    /// SQLite has one code for every statement that it can't prepare, but its texts are the same in every language.
+    pub(crate) fn is_deployment(&self) -> bool {
+        match self.code.as_str() {
+            "42P01" | "42703" | "3F000" | "42883" | "42501" | "25006" => true,
+            "1" => {
+                let missing = ["no such table", "no such column", "no such function"];
+                missing.iter().any(|start| self.text.starts_with(start)) || self.text.contains("has no column named")
+            }
+            _ => false,
         }
+    }
+
+    fn of_database(error: &dyn sqlx::error::DatabaseError) -> Option<Self> {
+        Some(Self {
+            code: error.code()?.into_owned(),
+            text: error.message().to_owned(),
+        })
     }
 }
 

@@ -8,26 +8,30 @@ use super::{Case, Next, panic_text, text};
 use crate::{
     bound::Bound,
     failpoint::failpoint,
-    outcome::{Handled, HandlerError},
+    outcome::{Handled, HandlerError, Verdict},
     store::{
-        AbandonError, Claim, Claimed, DatabaseFaultRef, FaultClass, Fingerprint, FinishError, Following, Session,
-        Store, StoreError,
+        AbandonError, Claim, Claimed, FaultClass, Fingerprint, FinishError, Following, Session, Store, StoreError,
     },
 };
 
-/// How one transaction ended.
+/// How one transaction ended. Whether it was the database's trouble or the message's is decided later, by a probe.
 pub(super) enum Attempt {
     Committed(Handled),
     Duplicate(Fingerprint),
+    /// The handler failed, and the database had no part in it.
     Failed(HandlerError),
     /// The handler ended the transaction itself.
     Broken(String),
+    /// Somebody else holds what the claim needs.
     Locked(String),
     /// The database asks for a fresh transaction.
     Again(String),
     /// The same, but when fresh ones don't help it is the handler's failure.
     Stale(HandlerError),
-    Unavailable(String),
+    /// What the handler needs isn't there.
+    Missing(HandlerError),
+    /// The connection was lost, or a step of ours failed.
+    Lost(String),
 }
 
 impl From<StoreError> for Attempt {
@@ -35,7 +39,7 @@ impl From<StoreError> for Attempt {
         match &error {
             StoreError::Locked(_) => Self::Locked(text(&error)),
             StoreError::Again(_) => Self::Again(text(&error)),
-            StoreError::Unavailable(_) => Self::Unavailable(text(&error)),
+            StoreError::Unavailable(_) => Self::Lost(text(&error)),
         }
     }
 }
@@ -113,21 +117,24 @@ impl<S: Store> Case<'_, S> {
                     false,
                 );
             }
+            // What the handler says of its own message needs no connection to be true.
+            Err(AbandonError::Lost(_)) if error.verdict() != Verdict::Retry => return (Attempt::Failed(error), false),
             Err(AbandonError::Lost(lost)) => {
                 return (
-                    Attempt::Unavailable(format!("{}; the rollback: {}", error.report(), text(&lost))),
+                    Attempt::Lost(format!("{}; the rollback: {lost}", error.report())),
                     false,
                 );
             }
         }
-        let class = error
-            .fault()
-            .map(|fault| self.pipeline.store.classify(&DatabaseFaultRef(fault)));
-        match class {
+        if error.verdict() != Verdict::Retry {
+            return (Attempt::Failed(error), true);
+        }
+        match error.fault().map(|fault| self.pipeline.store.classify(fault)) {
             None | Some(FaultClass::Handler) => (Attempt::Failed(error), true),
             Some(FaultClass::Again) => (Attempt::Again(error.report()), true),
             Some(FaultClass::Stale) => (Attempt::Stale(error), false),
-            Some(FaultClass::Unavailable) => (Attempt::Unavailable(error.report()), false),
+            Some(FaultClass::Deployment) => (Attempt::Missing(error), true),
+            Some(FaultClass::Suspect) => (Attempt::Lost(error.report()), false),
         }
     }
 }
@@ -151,9 +158,7 @@ async fn commit<S: Session>(session: &mut S, handled: Handled, following: Follow
             )
         }
         Err(FinishError::Again(error)) => (Attempt::Again(text(&error)), false),
-        Err(FinishError::Unknown(error)) => (
-            Attempt::Unavailable(format!("the outcome of the commit is unknown: {}", text(&error))),
-            false,
-        ),
+        Err(FinishError::Running(how)) => (Attempt::Failed(HandlerError::from(how)), false),
+        Err(FinishError::Lost(how)) => (Attempt::Lost(how), false),
     }
 }

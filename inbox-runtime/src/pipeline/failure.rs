@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Attempt, Case, Done, Job, Pipeline, Settle, text, trouble};
+use super::{Attempt, Case, Done, Job, Pipeline, Settle, strikes::Strikeout, text, trouble};
 use crate::{
     extract::Rejection,
     failpoint::tell_test,
@@ -35,6 +35,7 @@ impl<S: Store> Case<'_, S> {
         match attempt {
             Attempt::Committed(handled) => {
                 self.pipeline.instruments.committed(self.job.delivery.published_at);
+                self.pipeline.strikes.succeeded(&self.key);
                 self.forget_attempts().await;
                 let outcome = Outcome::from(handled);
                 tracing::debug!(%outcome, "handled");
@@ -47,13 +48,15 @@ impl<S: Store> Case<'_, S> {
                 self.bury(Reason::BrokenTransaction, how, None).await
             }
             // It was acknowledged before, so it doesn't come again.
-            Attempt::Locked(why) | Attempt::Again(why) | Attempt::Unavailable(why)
+            Attempt::Locked(why) | Attempt::Again(why) | Attempt::Lost(why)
                 if self.meta().ack == AckStrategy::AtMostOnce =>
             {
                 self.lost(&why)
             }
+            Attempt::Missing(error) if self.meta().ack == AckStrategy::AtMostOnce => self.lost(&error.report()),
             Attempt::Locked(why) => self.locked(&why).await,
-            Attempt::Again(why) | Attempt::Unavailable(why) => self.deferred(&why).await,
+            Attempt::Again(why) | Attempt::Lost(why) => self.suspected(&why).await,
+            Attempt::Missing(error) => self.missing(&error).await,
         }
     }
 
@@ -86,6 +89,7 @@ impl<S: Store> Case<'_, S> {
             );
         }
         self.forget_attempts().await;
+        self.pipeline.strikes.forget(&self.key);
         tracing::debug!("handled before");
         self.acked(Outcome::Duplicate)
     }
@@ -223,6 +227,7 @@ impl<S: Store> Case<'_, S> {
                 .await;
         }
         tell_test!(crate::testing::Told::Trouble(&letter.error));
+        self.pipeline.strikes.forget(&self.key);
         self.pipeline.instruments.dead_letter(reason);
         tracing::error!(
             reason = reason.as_str(),
@@ -233,8 +238,12 @@ impl<S: Store> Case<'_, S> {
         self.acked(Outcome::DeadLettered)
     }
 
-    /// Somebody else holds what the claim needs.
+    /// The claim has waited for too long: for somebody else who has the message, or, if a probe waits too, for whoever has
+    /// the table, which is the trouble of every message.
     pub(super) async fn locked(&mut self, why: &str) -> Done {
+        if let Err(cause) = self.pipeline.store.probe().await {
+            return self.blocked(&format!("{}: {why}", text(&cause))).await;
+        }
         self.pipeline.take_back_attempt(self.job).await;
         let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
         let delay = self.meta().backoff.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
@@ -250,16 +259,74 @@ impl<S: Store> Case<'_, S> {
         }
     }
 
-    /// The database or the broker failed, which is not the message's fault.
-    pub(super) async fn deferred(&mut self, why: &str) -> Done {
-        self.pipeline.take_back_attempt(self.job).await;
+    /// The connection was lost, or fresh transactions didn't help: the database's trouble if a probe fails too, this
+    /// message's own otherwise. That is tried again a few times at once before it counts.
+    pub(super) async fn suspected(&mut self, why: &str) -> Done {
+        if let Err(cause) = self.pipeline.store.probe().await {
+            return self.blocked(&format!("{}: {why}", text(&cause))).await;
+        }
+        match self.pipeline.strikes.lost(&self.key) {
+            Strikeout::Counts => self.failed(&HandlerError::from(why.to_owned())).await,
+            Strikeout::Again | Strikeout::Aside => {
+                tracing::warn!(
+                    error = why,
+                    "the message could not be handled, though the database works; it is tried again"
+                );
+                self.put_off(why, false).await
+            }
+        }
+    }
+
+    /// The handler needs what isn't there: a fault of the deployment, for which the handler waits, unless others succeed.
+    async fn missing(&mut self, error: &HandlerError) -> Done {
+        let why = error.report();
+        if let Err(cause) = self.pipeline.store.probe().await {
+            return self.blocked(&format!("{}: {why}", text(&cause))).await;
+        }
+        let strike = self.pipeline.strikes.missing(&self.key);
+        if strike == Strikeout::Counts {
+            return self.failed(error).await;
+        }
+        self.pipeline.trouble.lacks(&format!(
+            "{why}; run the migration or grant the right that it needs (nothing is counted meanwhile)"
+        ));
+        self.put_off(&why, strike == Strikeout::Aside).await
+    }
+
+    /// The database or the broker can't be used, which is not the message's fault: no further ones are pulled until it can.
+    pub(super) async fn blocked(&mut self, why: &str) -> Done {
         self.pipeline.trouble.enter(why);
+        self.put_off(why, false).await
+    }
+
+    /// A step of ours failed that has no transaction of a handler's in it: blocked if a probe fails too. If it works, the
+    /// message is put aside, so that others go on.
+    pub(super) async fn deferred(&mut self, why: &str) -> Done {
+        match self.pipeline.store.probe().await {
+            Err(cause) => self.blocked(&format!("{}: {why}", text(&cause))).await,
+            Ok(()) => {
+                tracing::warn!(
+                    error = why,
+                    "the message could not be settled, though the database works; it is put aside"
+                );
+                self.put_off(why, true).await
+            }
+        }
+    }
+
+    /// Nothing is counted. Put aside, the message is the broker's again for a while; otherwise whoever has it waits in place.
+    async fn put_off(&mut self, why: &str, aside: bool) -> Done {
+        self.pipeline.take_back_attempt(self.job).await;
         tell_test!(crate::testing::Told::Trouble(why));
         let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
         let delay = trouble::BACKOFF.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
         Done {
             outcome: Outcome::Deferred,
-            settle: Settle::Back(delay),
+            settle: if aside {
+                Settle::Aside(delay)
+            } else {
+                Settle::Back(delay)
+            },
         }
     }
 }

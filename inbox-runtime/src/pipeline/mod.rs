@@ -48,6 +48,7 @@ mod pace;
 mod queue;
 pub(crate) mod replay;
 mod settling;
+mod strikes;
 mod trouble;
 pub(crate) mod worker;
 
@@ -56,6 +57,7 @@ pub(crate) use in_flight::InFlight;
 pub(crate) use open::Open;
 pub(crate) use owed::Owed;
 pub(crate) use pace::Pace;
+pub(crate) use strikes::Strikes;
 pub(crate) use trouble::Trouble;
 
 /// How many fresh transactions a message gets at once when the database asks for another (serialization, deadlock).
@@ -74,6 +76,7 @@ pub(crate) struct Pipeline<S: Store> {
     pub(crate) open: Open,
     pub(crate) pace: Pace,
     pub(crate) owed: Owed,
+    pub(crate) strikes: Strikes,
     pub(crate) instruments: Instruments,
 }
 
@@ -171,7 +174,12 @@ pub(crate) struct Done {
 impl Done {
     /// It won't come again.
     pub(super) fn is_acknowledged(&self) -> bool {
-        !matches!(self.settle, Settle::Back(_))
+        matches!(self.settle, Settle::Ack | Settle::Acked)
+    }
+
+    /// Whoever has the message waits for the trouble to pass, and tries it again.
+    pub(super) fn waits(&self) -> bool {
+        self.outcome == Outcome::Deferred && matches!(self.settle, Settle::Back(_))
     }
 }
 
@@ -182,6 +190,8 @@ enum Settle {
     Acked,
     /// Give it back, to come again after this time.
     Back(Duration),
+    /// The same, though nothing is decided about it: others are to have their turn.
+    Aside(Duration),
 }
 
 impl<S: Store> Pipeline<S> {
@@ -282,7 +292,7 @@ impl<S: Store> Pipeline<S> {
         match done.settle {
             Settle::Ack => self.acknowledge(job).instrument(job.span.clone()).await,
             Settle::Acked => {}
-            Settle::Back(delay) => {
+            Settle::Back(delay) | Settle::Aside(delay) => {
                 self.give_back(job, delay).instrument(job.span.clone()).await;
                 self.pace.gave_back(delay);
             }
@@ -435,7 +445,7 @@ impl<S: Store> Case<'_, S> {
         match self.probed(session.take()).await {
             Ok(live) => *session = Some(live),
             Err(error @ StoreError::Locked(_)) => return Err(self.locked(&text(&error)).await),
-            Err(error) => return Err(self.deferred(&text(&error)).await),
+            Err(error) => return Err(self.suspected(&text(&error)).await),
         }
         self.job.begin();
         failpoint!("before_ack");
@@ -450,7 +460,7 @@ impl<S: Store> Case<'_, S> {
             }
             Err(error) => {
                 self.pipeline.count_ack(false);
-                return Err(self.deferred(&text(&error)).await);
+                return Err(self.blocked(&text(&error)).await);
             }
         }
         self.pipeline.count_ack(true);

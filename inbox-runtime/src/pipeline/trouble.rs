@@ -21,7 +21,10 @@ pub(crate) struct Trouble(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
+    /// Why the database can't be used; nothing is pulled meanwhile.
     database: watch::Sender<Option<String>>,
+    /// What the handler needs and isn't there; messages are tried, since some may not need it.
+    lacking: Mutex<Option<String>>,
     broker: Mutex<Option<String>>,
 }
 
@@ -29,6 +32,7 @@ impl Trouble {
     pub(crate) fn new() -> Self {
         Self(Arc::new(Inner {
             database: watch::Sender::new(None),
+            lacking: Mutex::new(None),
             broker: Mutex::new(None),
         }))
     }
@@ -45,8 +49,20 @@ impl Trouble {
         });
     }
 
+    /// A message needs what isn't there.
+    pub(super) fn lacks(&self, what: &str) {
+        let mut lacking = self.0.lacking.lock().unwrap_or_else(PoisonError::into_inner);
+        if lacking.replace(what.to_owned()).is_none() {
+            tracing::error!(error = what, "the handler lacks what it needs; waiting for that");
+        }
+    }
+
     /// A message was handled.
     pub(super) fn leave(&self) {
+        let lacked = self.0.lacking.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if lacked.is_some() {
+            tracing::info!("the handler has what it needs again");
+        }
         self.0.database.send_if_modified(|trouble| {
             let old = trouble.take().is_some();
             if old {
@@ -72,7 +88,8 @@ impl Trouble {
 
     /// What is wrong now with the database, and with the broker.
     pub(crate) fn both(&self) -> (Option<String>, Option<String>) {
-        let database = self.0.database.borrow().clone();
+        let lacking = || self.0.lacking.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let database = self.0.database.borrow().clone().or_else(lacking);
         let broker = self.0.broker.lock().unwrap_or_else(PoisonError::into_inner).clone();
         (database, broker)
     }

@@ -296,8 +296,10 @@ impl<S: Store> Worker<'_, S> {
                 // It waits for its turn at the database, behind handlers that are to finish.
                 () = stopped => return None,
             };
-            if done.outcome != Outcome::Deferred {
-                pipeline.trouble.leave();
+            if !done.waits() {
+                if done.outcome != Outcome::Deferred {
+                    pipeline.trouble.leave();
+                }
                 return Some(done);
             }
             pipeline.count(Outcome::Deferred);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    AbandonError, Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, FinishError, Following,
-    Records, Session, Store, StoreError, StoreSettings,
+    AbandonError, Claim, ClaimError, Claimed, ConnectError, FaultClass, FinishError, Following, Records, Session,
+    Store, StoreError, StoreSettings,
 };
-use crate::registry::Registration;
+use crate::{outcome::DatabaseFault, registry::Registration};
 
 /// The store of handlers without a transaction. Their attempts and dead letters go to the tables of another store.
 #[derive(Clone, Debug)]
@@ -54,14 +54,17 @@ impl Store for Detached {
         Err(ClaimError::NoTransaction)
     }
 
-    /// Without a transaction of ours every database error is one of the handler's own connection, which says nothing
-    /// about ours, unless there was no connection at all.
-    fn classify(&self, fault: &DatabaseFaultRef<'_>) -> FaultClass {
-        if fault.is_connection() {
-            FaultClass::Unavailable
+    /// It has no transaction of ours that a code could be about, but what is missing is missing there too.
+    fn classify(&self, fault: &DatabaseFault) -> FaultClass {
+        if fault.is_deployment() {
+            FaultClass::Deployment
         } else {
             FaultClass::Handler
         }
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        self.records.probe().await
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 use super::{BoxFuture, ConnectError, Records, Store, StoreSettings, detached::Detached};
 use crate::{
     extract::States,
-    pipeline::{InFlight, Open, Owed, Pace, Pipeline, Trouble, Vitals, worker::Runner},
+    pipeline::{InFlight, Open, Owed, Pace, Pipeline, Strikes, Trouble, Vitals, worker::Runner},
     registry::{HandlerMeta, Registration},
     tally::Tally,
     telemetry::Instruments,
@@ -146,6 +146,7 @@ impl<S: Store> Entry for &'static Registration<S> {
             open: vitals.open,
             pace: vitals.pace,
             owed: Owed::default(),
+            strikes: Strikes::default(),
             instruments,
         };
         Some((Arc::new(pipeline), shown))

@@ -62,6 +62,11 @@ pub trait Store: Clone + Send + Sync + Sized + 'static {
     /// Connects to the database of that URL.
     fn connect(url: &str, settings: StoreSettings) -> impl Future<Output = Result<Self, ConnectError>> + Send;
 
+    /// Shows that the database can be used now: takes a fresh connection of the pool and writes an inbox row in a transaction
+    /// that is rolled back. Asked before a handler is declared blocked, since an error of one message may look like an
+    /// outage. The error is the cause in words for health.
+    fn probe(&self) -> impl Future<Output = Result<(), StoreError>> + Send;
+
     /// A session, proved to be alive.
     fn session(&self) -> impl Future<Output = Result<Self::Session, StoreError>> + Send;
 
@@ -76,8 +81,9 @@ pub trait Store: Clone + Send + Sync + Sized + 'static {
     /// Inserts the inbox row on a connection with an open transaction that is not a session's.
     fn claim_on(conn: &mut Self::Conn, claim: &Claim<'_>) -> impl Future<Output = Result<Claimed, ClaimError>> + Send;
 
-    /// Sorts a database error that a handler failed with. Decides by code only.
-    fn classify(&self, fault: &DatabaseFaultRef<'_>) -> FaultClass;
+    /// What a database error means that a handler failed with, whose transaction was alive after it and has been rolled
+    /// back: the database works, so that no code is an outage.
+    fn classify(&self, fault: &DatabaseFault) -> FaultClass;
 }
 
 /// What a store must know besides its database.
@@ -86,6 +92,9 @@ pub trait Store: Clone + Send + Sync + Sized + 'static {
 pub struct StoreSettings {
     /// How long a claim waits for another transaction's lock (default 1 s).
     pub lock_wait: Duration,
+    /// How long the end of a transaction may take, a commit as well as a rollback (default 15 s). Past it the connection is
+    /// closed, and what became of the transaction is asked on another one.
+    pub commit_timeout: Duration,
     /// How many connections a pool that the runtime makes may have (default 10).
     pub pool_size: u32,
     /// Whether a transaction-pooling proxy stands before the database, which shares its connections among programs.
@@ -96,6 +105,7 @@ impl Default for StoreSettings {
     fn default() -> Self {
         Self {
             lock_wait: Duration::from_secs(1),
+            commit_timeout: Duration::from_secs(15),
             pool_size: 10,
             transaction_pooler: false,
         }
@@ -135,32 +145,14 @@ pub enum FaultClass {
     Handler,
     /// A fresh transaction may succeed at once (serialization failure, deadlock, lock timeout).
     Again,
+    /// What the handler needs isn't there, or may not be used: a table, a column, a right. A fault of the deployment (a
+    /// migration that was forgotten) unless other messages of the handler succeed.
+    Deployment,
     /// The connection's prepared statements are out of date: a fresh transaction on another connection may succeed, and
     /// if it doesn't, the statement was wrong.
     Stale,
-    /// The database can't be used now.
-    Unavailable,
-}
-
-/// A database fault as a store sees it: a code, or `None` when there was no answer.
-#[derive(Clone, Copy, Debug)]
-pub struct DatabaseFaultRef<'a>(pub(crate) &'a DatabaseFault);
-
-impl DatabaseFaultRef<'_> {
-    /// The code, unless the database could not be asked at all.
-    #[must_use]
-    pub fn code(&self) -> Option<&str> {
-        match self.0 {
-            DatabaseFault::Code(code) => code.as_deref(),
-            DatabaseFault::Connection => None,
-        }
-    }
-
-    /// Whether the connection was the trouble.
-    #[must_use]
-    pub const fn is_connection(&self) -> bool {
-        matches!(self.0, DatabaseFault::Connection)
-    }
+    /// It may be an outage (a full disk, an I/O error) or what this message alone asks for: a probe tells.
+    Suspect,
 }
 
 /// A worker's hold on the database: one transaction after another.
@@ -317,8 +309,11 @@ pub enum FinishError {
     Refused(sqlx::Error),
     /// A fresh transaction may succeed at once.
     Again(sqlx::Error),
-    /// The database failed; whether the transaction was committed is unknown.
-    Unknown(sqlx::Error),
+    /// A statement that the handler gave up on was still running, so that the transaction was not committed: the handler's
+    /// failure. The connection is closed.
+    Running(String),
+    /// The connection is lost and the transaction was not committed, or nobody can say whether it was.
+    Lost(String),
 }
 
 /// Why a rollback isn't one.
@@ -326,14 +321,17 @@ pub enum FinishError {
 pub enum AbandonError {
     /// The handler ended the transaction itself; the text says how. The connection is closed.
     Broken(String),
-    /// The connection is lost, which rolls back too, and tells that the trouble was not the handler's.
-    Lost(sqlx::Error),
+    /// The connection is lost, which rolls back too; whose fault that is a probe tells.
+    Lost(String),
 }
 
 /// The tables beside the inbox. Every method is a transaction of its own, never one that holds a handler's effects.
 pub trait Records: fmt::Debug + Send + Sync {
     /// Makes the tables, or checks them.
     fn migrate(&self, mode: Migrate) -> BoxFuture<'_, Result<(), MigrateError>>;
+
+    /// Shows that the database can be used now, as [`Store::probe`] does.
+    fn probe(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// The database's version and the settings that matter, for the start report.
     fn describe(&self) -> BoxFuture<'_, Result<String, StoreError>>;

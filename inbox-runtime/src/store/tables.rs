@@ -135,6 +135,10 @@ macro_rules! records {
                 Box::pin(super::migrate::migrate(&self.0.pool, mode))
             }
 
+            fn probe(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+                Box::pin(crate::store::Store::probe(&self.0))
+            }
+
             fn describe(&self) -> BoxFuture<'_, Result<String, StoreError>> {
                 Box::pin(self.0.describe())
             }

@@ -1,13 +1,13 @@
-//! The next message's claim in the round trip of the commit before it.
+//! The end of a transaction in one simple query: reset, seal, commit, and the next message's claim behind it.
 //!
-//! One simple query seals, commits, begins anew and claims. A simple query takes no arguments, so what comes from a message
-//! stands in it as hexadecimal digits and nothing else.
+//! A simple query takes no arguments, so what comes from a message stands in it as hexadecimal digits and nothing else.
 
-use std::{fmt::Write, time::Duration};
+use std::{fmt::Write, future::Future, time::Duration};
 
 use futures_util::TryStreamExt;
 use sqlx::{AssertSqlSafe, Either, PgConnection, Row};
 
+use super::statements::{CLOSE_WAIT, claim_sql};
 use crate::store::Claim;
 
 /// The message whose claim was made ahead.
@@ -31,80 +31,136 @@ impl Ahead {
     }
 }
 
-/// The claim, which a session prepares once.
-const PREPARE: &str = "PREPARE inbox_claim (text, text, bigint) AS INSERT INTO inbox_events (consumer_group, message_id, \
-                       fingerprint) VALUES ($1, $2, $3) ON CONFLICT (consumer_group, message_id) DO NOTHING RETURNING \
-                       pg_current_xact_id()::text; ";
-/// How many statements are done when the transaction is committed and the next one begun: the seal and the commit.
-const COMMITTED: usize = 2;
-/// And when the claim is prepared, after a `SET`.
-const PREPARED: usize = COMMITTED + 2;
+/// How many statements are done when the transaction is sealed, when it is committed, and when the next one has begun.
+const SEALED: usize = 2;
+const COMMITTED: usize = SEALED + 1;
+const BEGUN: usize = COMMITTED + 1;
 
-/// What was answered to a commit with a claim behind it.
-pub(super) enum Answer {
-    /// Committed, and the claim is made, by a transaction of that id.
-    Claimed(String),
-    /// Committed; the claim found a row, whose fingerprint wasn't asked for.
-    Found,
-    /// Committed; the claim failed, and its transaction with it.
-    Failed(sqlx::Error),
+/// Which statement failed: only with it an error's code has a meaning.
+#[derive(Debug)]
+pub(super) enum CommitError {
+    /// The seal, or what stands before it: nothing is committed.
+    Seal(sqlx::Error),
+    /// The commit.
+    Commit(sqlx::Error),
 }
 
-/// What a claim ahead is made of.
+impl CommitError {
+    pub(super) fn into_inner(self) -> sqlx::Error {
+        match self {
+            Self::Seal(error) | Self::Commit(error) => error,
+        }
+    }
+}
+
+/// What was answered to a commit that goes on to the next message.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// The handler left something on the session that the seal can't undo.
+    pub(super) dirty: bool,
+    pub(super) next: Begun,
+}
+
+/// What has become of the transaction behind the commit.
+#[derive(Debug)]
+pub(super) enum Begun {
+    /// It is open and has claimed nothing, because nothing was asked or because there is a row.
+    Open,
+    /// It is open and has made the claim; this is its id.
+    Claimed(String),
+    /// It could not be begun, or its claim failed.
+    Failed(sqlx::Error),
+    /// Its claim has waited for too long, and was cancelled.
+    Cancelled,
+}
+
+/// A commit, and what is to be begun behind it.
 pub(super) struct Request<'a> {
     pub(super) seal: &'a str,
-    pub(super) claim: &'a Claim<'a>,
+    pub(super) claim: Option<&'a Claim<'a>>,
+    /// The table of the inbox, as it stands in a statement.
+    pub(super) events: &'a str,
     /// Whether the session has prepared the claim; it has when this is done.
     pub(super) prepared: &'a mut bool,
     /// How long the claim waits for another transaction.
     pub(super) wait: Duration,
-    /// The bound on lock waits that the handler's own statements have, in milliseconds.
-    pub(super) lock_timeout: &'a str,
 }
 
-/// Seals, commits and claims. The error is one of the seal or the commit.
-pub(super) async fn commit_and_claim(conn: &mut PgConnection, request: Request<'_>) -> sqlx::Result<Answer> {
+/// Resets, seals, commits and begins the next transaction. `cancel` is called when its claim waits for too long.
+///
+/// One error is of the seal, the other of the commit; whatever comes behind them is no trouble of this transaction.
+pub(super) async fn commit_and_begin<F: Future<Output = ()>>(
+    conn: &mut PgConnection,
+    request: Request<'_>,
+    cancel: impl FnOnce() -> F,
+) -> Result<Answer, CommitError> {
+    let prepares = request.claim.is_some() && !*request.prepared;
     let mut answers = sqlx::raw_sql(AssertSqlSafe(request.text())).fetch_many(conn);
-    let mut done = 0;
-    let mut xid = None;
+    let (mut done, mut dirty, mut xid) = (0, false, None);
     loop {
-        match answers.try_next().await {
+        let answer = if done < COMMITTED {
+            answers.try_next().await
+        } else {
+            match tokio::time::timeout(request.wait, answers.try_next()).await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    cancel().await;
+                    let _ = tokio::time::timeout(CLOSE_WAIT, answers.try_next()).await;
+                    let next = Begun::Cancelled;
+                    return Ok(Answer { dirty, next });
+                }
+            }
+        };
+        let next = match answer {
             Ok(Some(Either::Left(_))) => {
                 done += 1;
-                *request.prepared |= done == PREPARED;
+                *request.prepared |= prepares && done == BEGUN + 1;
+                continue;
             }
-            Ok(Some(Either::Right(row))) if done > COMMITTED => xid = Some(row.try_get(0)?),
-            Ok(Some(Either::Right(_))) => {}
-            Ok(None) => return Ok(xid.map_or(Answer::Found, Answer::Claimed)),
-            Err(error) if done < COMMITTED => return Err(error),
-            Err(error) => return Ok(Answer::Failed(error)),
-        }
+            Ok(Some(Either::Right(row))) if done < SEALED => {
+                dirty = row.try_get(0).map_err(CommitError::Seal)?;
+                continue;
+            }
+            Ok(Some(Either::Right(row))) => {
+                xid = row.try_get(0).ok();
+                continue;
+            }
+            Ok(None) => xid.map_or(Begun::Open, Begun::Claimed),
+            Err(error) if done < SEALED => return Err(CommitError::Seal(error)),
+            Err(error) if done < COMMITTED => return Err(CommitError::Commit(error)),
+            Err(error) => Begun::Failed(error),
+        };
+        return Ok(Answer { dirty, next });
     }
 }
 
 impl Request<'_> {
     fn text(&self) -> String {
-        // Zero would be for ever.
-        let wait = i32::try_from(self.wait.as_millis()).unwrap_or(i32::MAX).max(1);
         let mut sql = String::with_capacity(512);
+        sql.push_str(RESET);
         sql.push_str(self.seal);
-        let _ = write!(sql, "; COMMIT AND CHAIN; SET LOCAL lock_timeout = {wait}; ");
+        // Not AND CHAIN: that would keep what a handler has set for its transaction, such as READ ONLY.
+        sql.push_str("; COMMIT; BEGIN READ WRITE");
+        let Some(claim) = self.claim else { return sql };
         if !*self.prepared {
-            sql.push_str(PREPARE);
+            let _ = write!(
+                sql,
+                "; PREPARE inbox_claim (text, text, bigint) AS {}",
+                claim_sql(self.events)
+            );
         }
-        sql.push_str("EXECUTE inbox_claim (convert_from(decode('");
-        push_hex(&mut sql, self.claim.group);
+        sql.push_str("; EXECUTE inbox_claim (convert_from(decode('");
+        push_hex(&mut sql, claim.group);
         sql.push_str("', 'hex'), 'UTF8'), convert_from(decode('");
-        push_hex(&mut sql, self.claim.message_id);
-        let _ = write!(
-            sql,
-            "', 'hex'), 'UTF8'), {}); SET LOCAL lock_timeout = {}",
-            self.claim.fingerprint.to_i64(),
-            self.lock_timeout
-        );
+        push_hex(&mut sql, claim.message_id);
+        let _ = write!(sql, "', 'hex'), 'UTF8'), {})", claim.fingerprint.to_i64());
         sql
     }
 }
+
+/// What stands before a seal on a session that is the worker's own: what the handler has set on it is undone in its own
+/// transaction. The seal sets again what is not the handler's.
+pub(super) const RESET: &str = "RESET ALL; ";
 
 fn push_hex(sql: &mut String, text: &str) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -128,17 +184,15 @@ mod tests {
         };
         let request = Request {
             seal: "SELECT 1",
-            claim: &claim,
+            claim: Some(&claim),
+            events: "public.inbox_events",
             prepared: &mut true,
             wait: Duration::ZERO,
-            lock_timeout: "0",
         };
         let sql = request.text();
         assert!(!sql.contains("DROP") && !sql.contains('\\'), "{sql}");
         assert!(sql.contains("decode('62696c6c696e67', 'hex')"), "{sql}");
         assert!(sql.contains("decode('6127293b2044524f50"), "{sql}");
         assert!(sql.contains("2d2d5cc3a9'"), "{sql}");
-        assert!(sql.contains(", -7)"), "{sql}");
-        assert!(sql.contains("lock_timeout = 1;"), "zero would be for ever: {sql}");
     }
 }

@@ -13,21 +13,16 @@ use sqlx::{PgConnection, Postgres, Row};
 use super::{
     PostgresStore,
     ahead::Ahead,
-    begin_pooled, classify, code, is_definite,
-    seal::{ENDED, UNPREPARED},
+    begin_pooled, code, errors, is_definite,
+    seal::Seal,
     statements::{CLOSE_WAIT, First, Inserted, cancel, first, within},
-    trouble, unavailable,
+    unavailable,
 };
 use crate::{
     failpoint::failpoint,
-    store::{
-        AbandonError, Claim, Claimed, FaultClass, FinishError, Following, Session, StoreError,
-        transaction::{self, TxConnection},
-    },
+    store::{AbandonError, Claim, Claimed, FinishError, Following, Session, StoreError, transaction::TxConnection},
 };
 
-/// How long a rollback may wait for a statement that a dropped handler left running before that is cancelled.
-const ROLLBACK_WAIT: Duration = Duration::from_secs(1);
 /// How often a worker that always has a next message looks whether the server was set to read only.
 const LOOK: Duration = Duration::from_secs(5);
 /// After how many duplicates in a row the next message is taken to be one too.
@@ -47,8 +42,8 @@ pub struct PostgresSession {
     pub(super) looked: Instant,
     /// Whether the statements are prepared that are run by name: the seal, and the claim ahead.
     pub(super) named: Named,
-    /// The bound on lock waits of the handler's own statements, as the server writes it.
-    pub(super) lock_timeout: String,
+    /// What the session was lent with beyond the defaults of its server and role, as the seal sets it again.
+    pub(super) restore: String,
     /// How many messages in a row were duplicates.
     pub(super) duplicates: u32,
     /// Whether a statement sees what was committed after its transaction began.
@@ -96,7 +91,7 @@ impl PostgresSession {
             looked: Instant::now(),
             named: Named::default(),
             duplicates: 0,
-            lock_timeout: String::new(),
+            restore: String::new(),
             read_committed: false,
             open: None,
         };
@@ -110,16 +105,13 @@ impl PostgresSession {
     ///
     /// One simple query, which a transaction pooler can't tear apart.
     async fn prepare(&mut self) -> Result<(), StoreError> {
-        let mut sql = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation'), \
-                       current_setting('default_transaction_read_only'), \
-                       (SELECT setting FROM pg_settings WHERE name = 'lock_timeout')"
-            .to_owned();
+        let named = !self.store.shared.plain.load(Ordering::Relaxed);
+        let mut sql = LEARN.to_owned();
         if !self.pooled() {
-            sql.push_str("; SET default_transaction_read_only = on");
+            sql.push_str("; SET default_transaction_read_only = on; SET inbox.guard = on");
         }
-        let seal = !self.store.plain.load(Ordering::Relaxed);
-        if seal {
-            sql.push_str("; PREPARE inbox_seal (xid8) AS SELECT 1/(pg_current_xact_id() = $1)::int");
+        if named {
+            sql.push_str(&self.prepare_seal());
         }
         let asked = async {
             let row = first(self.live()?, sql).await?;
@@ -127,16 +119,36 @@ impl PostgresSession {
                 row.try_get(0)?,
                 row.try_get::<String, _>(1)?,
                 row.try_get::<String, _>(2)?,
-                row.try_get::<String, _>(3)?,
+                row.try_get::<Option<String>, _>(3)?,
+                row.try_get::<Option<String>, _>(4)?,
+                row.try_get::<bool, _>(5)?,
             ))
         };
-        let (pid, isolation, read_only, lock_timeout) = asked.await.map_err(trouble)?;
+        let (pid, isolation, read_only, schema, restore, veto) = asked.await.map_err(errors::own)?;
         self.pid = pid;
-        self.named.seal = seal;
-        // In milliseconds.
-        self.lock_timeout = lock_timeout;
+        self.named.seal = named;
         self.read_committed = isolation == "read committed";
-        refuse_read_only(&read_only)
+        self.store.shared.found(schema.as_deref(), veto);
+        refuse_read_only(&read_only)?;
+        if let Some(restore) = restore {
+            // The pool, or the program, has set something on its connections: it is kept.
+            self.restore = restore;
+            if named {
+                let sql = format!("DEALLOCATE inbox_seal{}", self.prepare_seal());
+                self.run(sql).await.map_err(errors::own)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares the seal, as statements behind others.
+    fn prepare_seal(&self) -> String {
+        let seal = Seal {
+            xid: "$1",
+            own: !self.pooled(),
+            restore: &self.restore,
+        };
+        format!("; PREPARE inbox_seal (xid8) AS {seal}")
     }
 
     /// Looks again whether the server wants writes: our own setting hides from this session that it was set to read only.
@@ -146,7 +158,7 @@ impl PostgresSession {
         }
         let sql = "SELECT reset_val FROM pg_settings WHERE name = 'default_transaction_read_only'".to_owned();
         let asked = async { first(self.live()?, sql).await?.try_get::<String, _>(0) };
-        refuse_read_only(&asked.await.map_err(trouble)?)?;
+        refuse_read_only(&asked.await.map_err(errors::own)?)?;
         self.looked = Instant::now();
         Ok(())
     }
@@ -173,7 +185,7 @@ impl PostgresSession {
             }
             begin_pooled(conn).await?;
             // Each transaction may be on another connection of the pooler's.
-            let row = first(conn, "SELECT pg_backend_pid()".to_owned()).await?;
+            let row = first(conn, "SET LOCAL inbox.guard = on; SELECT pg_backend_pid()".to_owned()).await?;
             self.pid = row.try_get(0)?;
             Ok(())
         };
@@ -184,12 +196,12 @@ impl PostgresSession {
             }
             Err(error) => {
                 self.close().await;
-                Err(trouble(error))
+                Err(errors::own(error))
             }
         }
     }
 
-    fn pooled(&self) -> bool {
+    pub(super) fn pooled(&self) -> bool {
         self.store.settings.transaction_pooler
     }
 
@@ -198,7 +210,7 @@ impl PostgresSession {
     }
 
     /// Closes the connection; the server rolls back what is open on it.
-    async fn close(&mut self) {
+    pub(super) async fn close(&mut self) {
         self.open = None;
         if let Some(conn) = self.conn.take() {
             let _ = tokio::time::timeout(CLOSE_WAIT, conn.close()).await;
@@ -208,8 +220,8 @@ impl PostgresSession {
     /// After an error of the server's in one of our own statements: the connection can go on after a rollback, unless
     /// its prepared statements are out of date or nothing is certain any more.
     pub(super) async fn recover(&mut self, error: &sqlx::Error) {
-        let again = code(error).is_some_and(|code| classify(&code) != FaultClass::Stale);
-        if !again || !is_definite(error) || self.rollback().await.is_err() {
+        let stale = matches!(code(error).as_deref(), Some("0A000" | "26000" | "42P05"));
+        if stale || !is_definite(error) || self.rollback().await.is_err() {
             self.close().await;
         }
     }
@@ -256,12 +268,13 @@ impl PostgresSession {
             Some(claim) if self.duplicates >= STREAK => First::LookAndClaim(claim),
             Some(claim) => First::Claim(claim),
         };
+        let statements = self.store.shared.statements();
         let conn = self.live().map_err(unavailable)?;
-        match within(lock_wait, conn, first, || cancel(&pool, pid)).await {
+        match within(lock_wait, conn, &statements, first, || cancel(&pool, pid)).await {
             Some(Ok(inserted)) => Ok(inserted),
             Some(Err(error)) => {
                 self.recover(&error).await;
-                Err(trouble(error))
+                Err(errors::claim(error))
             }
             None => {
                 // The cancel may come late and hit whatever runs then, so that this connection runs nothing else.
@@ -273,10 +286,6 @@ impl PostgresSession {
     }
 }
 
-const SWALLOWED: &str = "a statement of the handler failed and its error was ignored, after which PostgreSQL commits \
-                         nothing; return the error, or run the statement in a nested transaction";
-const NESTED: &str = "the handler left a nested transaction open; commit it, roll it back or let it drop";
-
 impl Session for PostgresSession {
     type Conn = PgConnection;
 
@@ -284,7 +293,7 @@ impl Session for PostgresSession {
     async fn probe(&mut self) -> Result<(), StoreError> {
         self.ready().await?;
         self.first_statement(None).await?;
-        self.rollback().await.map_err(trouble)
+        self.rollback().await.map_err(errors::own)
     }
 
     async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
@@ -297,7 +306,7 @@ impl Session for PostgresSession {
             ahead => {
                 if ahead.is_some() {
                     // It holds the claim of a message that was taken out of this worker's hands.
-                    self.rollback().await.map_err(trouble)?;
+                    self.rollback().await.map_err(errors::own)?;
                 }
                 self.begin_and_claim(claim).await?
             }
@@ -316,10 +325,6 @@ impl Session for PostgresSession {
     }
 
     async fn finish(&mut self, following: Following<'_>) -> Result<(), FinishError> {
-        if transaction::depth::<Postgres>(self.live().map_err(FinishError::Unknown)?) > 1 {
-            self.close().await;
-            return Err(FinishError::Broken(NESTED.to_owned()));
-        }
         failpoint!("before_commit");
         let old = self.is_old();
         let following = match following {
@@ -327,62 +332,15 @@ impl Session for PostgresSession {
             Following::Claim(_) if !self.named.seal => Following::Message,
             following => following,
         };
-        let error = match self.commit(following).await {
-            Ok(()) => {
-                if old {
-                    self.close().await;
-                }
-                return Ok(());
-            }
-            Err(error) => error,
-        };
-        match (code(&error).as_deref(), is_definite(&error)) {
-            (Some("25P02"), _) => {
-                self.close().await;
-                Err(FinishError::Broken(SWALLOWED.to_owned()))
-            }
-            (Some("22012"), _) => {
-                self.close().await;
-                Err(FinishError::Broken(ENDED.to_owned()))
-            }
-            (Some(sqlstate), true) => {
-                if sqlstate == UNPREPARED {
-                    self.do_without_names();
-                }
-                let class = classify(sqlstate);
-                self.recover(&error).await;
-                match class {
-                    FaultClass::Again | FaultClass::Stale => Err(FinishError::Again(error)),
-                    FaultClass::Handler => Err(FinishError::Refused(error)),
-                    FaultClass::Unavailable => Err(FinishError::Unknown(error)),
-                }
-            }
-            _ => {
-                self.close().await;
-                Err(FinishError::Unknown(error))
-            }
+        self.seal_and_commit(following).await?;
+        if old {
+            self.close().await;
         }
+        Ok(())
     }
 
     async fn abandon(&mut self) -> Result<(), AbandonError> {
-        if self.conn.is_none() {
-            return Ok(());
-        }
-        let (pool, pid) = (self.store.pool.clone(), self.pid);
-        match tokio::time::timeout(ROLLBACK_WAIT, self.roll_back_sealed()).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => {
-                self.close().await;
-                Err(error)
-            }
-            // A statement of the dropped handler still runs. It ends with the connection, which the server notices only
-            // when it is told.
-            Err(_) => {
-                cancel(&pool, pid).await;
-                self.close().await;
-                Ok(())
-            }
-        }
+        self.roll_back_sealed().await
     }
 
     async fn discard(&mut self) -> Result<(), StoreError> {
@@ -392,7 +350,7 @@ impl Session for PostgresSession {
         }
         if let Err(error) = self.rollback().await {
             self.close().await;
-            return Err(trouble(error));
+            return Err(errors::own(error));
         }
         Ok(())
     }
@@ -403,7 +361,7 @@ impl Session for PostgresSession {
             if self.pooled() {
                 return Ok(());
             }
-            let mut sql = "RESET default_transaction_read_only".to_owned();
+            let mut sql = "RESET default_transaction_read_only; RESET inbox.guard".to_owned();
             if self.named.seal {
                 sql.push_str("; DEALLOCATE inbox_seal");
             }
@@ -423,6 +381,21 @@ impl Session for PostgresSession {
         }
     }
 }
+
+/// What a session must know of its connection, in one row: the process that serves it, the isolation and whether the server
+/// wants writes; the schema of the inbox's tables, quoted; what was set on the session before it was lent, as calls that set
+/// it again; and whether a COMMIT of a handler's own is refused.
+///
+/// Settings of one's own kind (`app.tenant`) are not listed by PostgreSQL.
+const LEARN: &str = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation'), \
+    current_setting('default_transaction_read_only'), quote_ident(current_schema()), \
+    (SELECT string_agg(format(', set_config(%L, %L, false)', name, setting), '') FROM (\
+        SELECT name, current_setting(name) AS setting FROM pg_settings WHERE source = 'session' \
+            AND context IN ('user', 'superuser') AND name NOT IN ('role', 'session_authorization', \
+            'default_transaction_read_only', 'transaction_read_only', 'transaction_isolation', 'transaction_deferrable') \
+        UNION ALL SELECT 'role', current_setting('role') WHERE current_setting('role') <> 'none') AS kept), \
+    EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('inbox_events') AND tgname = 'inbox_guard' \
+        AND tgenabled IN ('O', 'A'))";
 
 fn refuse_read_only(setting: &str) -> Result<(), StoreError> {
     if setting == "on" {

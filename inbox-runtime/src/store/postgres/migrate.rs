@@ -2,7 +2,7 @@
 
 use sqlx::{PgConnection, PgPool, Row};
 
-use super::{begin_pooled, trouble};
+use super::{begin_pooled, errors::own as trouble};
 use crate::store::{
     Migrate, MigrateError,
     migrate::{self, Schema},
@@ -15,6 +15,10 @@ const MIGRATIONS: migrate::Migrations = &[
     (
         "dead letter key",
         include_str!("../../../migrations/postgres/0002_dead_letter_key.sql"),
+    ),
+    (
+        "commit veto",
+        include_str!("../../../migrations/postgres/0004_commit_veto.sql"),
     ),
 ];
 

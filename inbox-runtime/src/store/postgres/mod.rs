@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use sqlx::{
@@ -13,7 +16,9 @@ use sqlx::{
 
 mod ahead;
 mod claim;
+mod errors;
 mod migrate;
+mod probe;
 mod records;
 mod seal;
 mod statements;
@@ -21,11 +26,12 @@ mod statements;
 pub use claim::PostgresSession;
 
 use super::{
-    Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, InboxConnection, IntoStore, Records, Store,
-    StoreError, StoreSettings,
+    Claim, ClaimError, Claimed, ConnectError, FaultClass, InboxConnection, IntoStore, Records, Store, StoreError,
+    StoreSettings,
     transaction::{self, TxConnection},
 };
-use crate::registry::Registration;
+use crate::{outcome::DatabaseFault, registry::Registration};
+use statements::Statements;
 
 inventory::collect!(Registration<PostgresStore>);
 
@@ -38,15 +44,48 @@ impl InboxConnection for PgConnection {
 pub struct PostgresStore {
     pool: PgPool,
     settings: StoreSettings,
+    shared: Arc<Shared>,
+}
+
+/// What is found out about a database, and holds for all sessions on it.
+#[derive(Debug, Default)]
+struct Shared {
     /// A handler deallocates prepared statements, ours among them: do without.
-    plain: Arc<AtomicBool>,
+    plain: AtomicBool,
+    /// A COMMIT that isn't the runtime's is refused.
+    veto: AtomicBool,
+    /// With the schema that the first session found.
+    statements: OnceLock<Arc<Statements>>,
+}
+
+impl Shared {
+    /// Notes what a session has found, of which the first one's schema holds: a handler may send the `search_path` elsewhere.
+    fn found(&self, schema: Option<&str>, veto: bool) {
+        self.statements.get_or_init(|| Arc::new(Statements::new(schema)));
+        self.veto.store(veto, Ordering::Relaxed);
+    }
+
+    fn statements(&self) -> Arc<Statements> {
+        self.statements
+            .get()
+            .cloned()
+            .unwrap_or_else(|| Arc::new(Statements::new(None)))
+    }
+
+    /// The inbox's table, as it stands in a statement.
+    fn events(&self) -> String {
+        self.statements().events.clone()
+    }
 }
 
 impl PostgresStore {
     fn new(pool: PgPool, settings: StoreSettings) -> Self {
         // Behind a transaction pooler a prepared statement is not there in the next transaction.
-        let plain = Arc::new(AtomicBool::new(settings.transaction_pooler));
-        Self { pool, settings, plain }
+        let shared = Arc::new(Shared {
+            plain: AtomicBool::new(settings.transaction_pooler),
+            ..Shared::default()
+        });
+        Self { pool, settings, shared }
     }
 
     async fn acquire(&self) -> Result<TxConnection<Postgres>, StoreError> {
@@ -65,7 +104,7 @@ impl PostgresStore {
     async fn reader(&self) -> Result<Reader, StoreError> {
         let mut conn = self.acquire().await?;
         if self.settings.transaction_pooler {
-            begin_pooled(&mut conn).await.map_err(trouble)?;
+            begin_pooled(&mut conn).await.map_err(errors::own)?;
         }
         Ok(Reader { conn })
     }
@@ -107,11 +146,11 @@ impl Writer {
         } else {
             self.conn.begin("BEGIN").await
         };
-        begun.map_err(trouble)
+        begun.map_err(errors::own)
     }
 
     async fn commit(mut self) -> Result<(), StoreError> {
-        self.conn.commit().await.map_err(trouble)
+        self.conn.commit().await.map_err(errors::own)
     }
 }
 
@@ -134,7 +173,7 @@ impl Reader {
     /// Gives it back.
     async fn done(mut self) -> Result<(), StoreError> {
         // Nothing happens without a transaction.
-        self.conn.commit().await.map_err(trouble)
+        self.conn.commit().await.map_err(errors::own)
     }
 }
 
@@ -181,15 +220,18 @@ impl Store for PostgresStore {
         if transaction::depth::<Postgres>(conn) == 0 {
             return Err(ClaimError::NoTransaction);
         }
-        Ok(statements::insert(conn, claim).await?.claimed)
+        Ok(statements::insert(conn, &Statements::new(None), claim).await?.claimed)
     }
 
-    fn classify(&self, fault: &DatabaseFaultRef<'_>) -> FaultClass {
-        match fault.code() {
-            None if fault.is_connection() => FaultClass::Unavailable,
-            None => FaultClass::Handler,
-            Some(code) => classify(code),
+    fn classify(&self, fault: &DatabaseFault) -> FaultClass {
+        if fault.is_deployment() {
+            return FaultClass::Deployment;
         }
+        errors::handler(&fault.code)
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        probe::probe(self).await
     }
 }
 
@@ -198,35 +240,6 @@ impl IntoStore for PgPool {
 
     fn into_store(self, settings: StoreSettings) -> PostgresStore {
         PostgresStore::new(self, settings)
-    }
-}
-
-/// Sorts an error by its SQLSTATE, never by its text, which depends on the server's language.
-fn classify(code: &str) -> FaultClass {
-    match code {
-        // Serialization failure, deadlock, lock not available.
-        "40001" | "40P01" | "55P03" => FaultClass::Again,
-        // A cached plan that a migration made useless; a prepared statement that isn't there, or is there twice.
-        "0A000" | "26000" | "42P05" => FaultClass::Stale,
-        // A standby, or a server that was set to read only.
-        "25006" => FaultClass::Unavailable,
-        // The session was ended while it waited for the handler.
-        "25P03" | "25P04" | "57P05" => FaultClass::Unavailable,
-        _ => match code.get(..2) {
-            // Connection, authorization, resources, operator intervention but a cancelled query, system.
-            Some("08" | "28" | "53" | "58") => FaultClass::Unavailable,
-            Some("57") if code != "57014" => FaultClass::Unavailable,
-            _ => FaultClass::Handler,
-        },
-    }
-}
-
-/// Sorts an error of one of our own statements.
-fn trouble(error: sqlx::Error) -> StoreError {
-    let class = code(&error).map(|code| classify(&code));
-    match class {
-        Some(FaultClass::Again | FaultClass::Stale) => StoreError::Again(Box::new(error)),
-        _ => unavailable(error),
     }
 }
 
@@ -244,35 +257,11 @@ fn code(error: &sqlx::Error) -> Option<String> {
 
 /// Whether the server answered with an error and lives on, so that what it says of the transaction is the truth.
 fn is_definite(error: &sqlx::Error) -> bool {
-    error
-        .as_database_error()
-        .and_then(|error| error.try_downcast_ref::<PgDatabaseError>())
-        .is_some_and(|error| matches!(error.severity(), PgSeverity::Error))
+    severity(error) == Some(PgSeverity::Error)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn f04_errors_are_sorted_by_their_code() {
-        for (class, codes) in [
-            (FaultClass::Again, &["40001", "40P01", "55P03"][..]),
-            (FaultClass::Stale, &["0A000", "26000", "42P05"]),
-            (
-                FaultClass::Unavailable,
-                &[
-                    "25006", "25P03", "57P01", "57P02", "57P03", "57P05", "53300", "53100", "08006", "58030", "28P01",
-                ],
-            ),
-            (
-                FaultClass::Handler,
-                &["23505", "23503", "22012", "25P02", "42601", "57014", "P0001", "", "5"],
-            ),
-        ] {
-            for code in codes {
-                assert_eq!(classify(code), class, "{code}");
-            }
-        }
-    }
+/// How severe the server thinks its answer is.
+fn severity(error: &sqlx::Error) -> Option<PgSeverity> {
+    let error = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?;
+    Some(error.severity())
 }

@@ -2,7 +2,7 @@
 
 use sqlx::postgres::PgRow;
 
-use super::{PostgresStore, Writer, trouble, unavailable};
+use super::{PostgresStore, Writer, errors::own as trouble, unavailable};
 
 crate::store::tables::records! {
     PostgresRecords(PostgresStore), PgRow,

@@ -1,6 +1,6 @@
 //! What a session asks the server beside the seal and the commit: the claim, and how one that waits too long is cancelled.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, postgres::PgRow};
 
@@ -8,6 +8,43 @@ use crate::store::{Claim, Claimed, Fingerprint};
 
 /// How long cancelling a statement, or closing its connection, may take: the server may be gone.
 pub(super) const CLOSE_WAIT: Duration = Duration::from_secs(1);
+/// How long a statement that a handler has given up on may run on before its connection is closed.
+pub(super) const DRAIN_WAIT: Duration = Duration::from_secs(1);
+
+/// The texts of the statements on the inbox's table, which name it with its schema.
+#[derive(Debug)]
+pub(super) struct Statements {
+    /// The table, as it stands in a statement.
+    pub(super) events: String,
+    insert: Arc<str>,
+    find: Arc<str>,
+}
+
+impl Statements {
+    /// For a table of the schema whose name is quoted so, or of the one that the `search_path` finds.
+    pub(super) fn new(schema: Option<&str>) -> Self {
+        let events = schema.map_or_else(|| "inbox_events".to_owned(), |schema| format!("{schema}.inbox_events"));
+        let insert = format!(
+            "WITH claim AS ({}) SELECT (SELECT xid FROM claim), CASE WHEN EXISTS (SELECT FROM claim) THEN NULL ELSE \
+             (SELECT fingerprint FROM {events} WHERE consumer_group = $1 AND message_id = $2) END",
+            claim_sql(&events)
+        );
+        let find = format!("SELECT fingerprint FROM {events} WHERE consumer_group = $1 AND message_id = $2");
+        Self {
+            events,
+            insert: insert.into(),
+            find: find.into(),
+        }
+    }
+}
+
+/// Inserts the inbox row and returns the transaction's id, or nothing if there is a row.
+pub(super) fn claim_sql(events: &str) -> String {
+    format!(
+        "INSERT INTO {events} (consumer_group, message_id, fingerprint) VALUES ($1, $2, $3) \
+         ON CONFLICT (consumer_group, message_id) DO NOTHING RETURNING pg_current_xact_id()::text AS xid"
+    )
+}
 
 /// The first statement of a transaction.
 pub(super) enum First<'a> {
@@ -28,16 +65,17 @@ pub(super) struct Inserted {
 pub(super) async fn within<F: Future<Output = ()>>(
     wait: Duration,
     conn: &mut PgConnection,
+    statements: &Statements,
     first: First<'_>,
     cancel: impl FnOnce() -> F,
 ) -> Option<sqlx::Result<Inserted>> {
     let mut statement = std::pin::pin!(async {
         match first {
             First::Number => number(conn).await,
-            First::Claim(claim) => insert(conn, claim).await,
-            First::LookAndClaim(claim) => match find(conn, claim).await? {
+            First::Claim(claim) => insert(conn, statements, claim).await,
+            First::LookAndClaim(claim) => match find(conn, statements, claim).await? {
                 Some(found) => Ok(found),
-                None => insert(conn, claim).await,
+                None => insert(conn, statements, claim).await,
             },
         }
     });
@@ -51,19 +89,18 @@ pub(super) async fn within<F: Future<Output = ()>>(
 
 /// Inserts the inbox row, or says whose row is there: one statement for both, in which the second part is asked only if
 /// the first inserted nothing.
-pub(super) async fn insert(conn: &mut PgConnection, claim: &Claim<'_>) -> sqlx::Result<Inserted> {
+pub(super) async fn insert(
+    conn: &mut PgConnection,
+    statements: &Statements,
+    claim: &Claim<'_>,
+) -> sqlx::Result<Inserted> {
     loop {
-        let (xid, kept): (Option<String>, Option<i64>) = sqlx::query_as(
-            "WITH claim AS (INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ($1, $2, $3) \
-             ON CONFLICT (consumer_group, message_id) DO NOTHING RETURNING pg_current_xact_id()::text AS xid) \
-             SELECT (SELECT xid FROM claim), CASE WHEN EXISTS (SELECT FROM claim) THEN NULL ELSE \
-             (SELECT fingerprint FROM inbox_events WHERE consumer_group = $1 AND message_id = $2) END",
-        )
-        .bind(claim.group)
-        .bind(claim.message_id)
-        .bind(claim.fingerprint.to_i64())
-        .fetch_one(&mut *conn)
-        .await?;
+        let (xid, kept): (Option<String>, Option<i64>) = sqlx::query_as(AssertSqlSafe(statements.insert.clone()))
+            .bind(claim.group)
+            .bind(claim.message_id)
+            .bind(claim.fingerprint.to_i64())
+            .fetch_one(&mut *conn)
+            .await?;
         let claimed = match (&xid, kept) {
             (Some(_), _) => Claimed::Fresh,
             (None, Some(kept)) => Claimed::Duplicate(Fingerprint::from_i64(kept)),
@@ -76,13 +113,12 @@ pub(super) async fn insert(conn: &mut PgConnection, claim: &Claim<'_>) -> sqlx::
 }
 
 /// Whose row is there, if one is. That there is none means nothing: only the insert claims.
-async fn find(conn: &mut PgConnection, claim: &Claim<'_>) -> sqlx::Result<Option<Inserted>> {
-    let kept: Option<i64> =
-        sqlx::query_scalar("SELECT fingerprint FROM inbox_events WHERE consumer_group = $1 AND message_id = $2")
-            .bind(claim.group)
-            .bind(claim.message_id)
-            .fetch_optional(conn)
-            .await?;
+async fn find(conn: &mut PgConnection, statements: &Statements, claim: &Claim<'_>) -> sqlx::Result<Option<Inserted>> {
+    let kept: Option<i64> = sqlx::query_scalar(AssertSqlSafe(statements.find.clone()))
+        .bind(claim.group)
+        .bind(claim.message_id)
+        .fetch_optional(conn)
+        .await?;
     Ok(kept.map(|kept| Inserted {
         claimed: Claimed::Duplicate(Fingerprint::from_i64(kept)),
         xid: None,
@@ -103,7 +139,7 @@ async fn number(conn: &mut PgConnection) -> sqlx::Result<Inserted> {
 /// Cancels what runs on a connection, through another one that no pool can withhold.
 pub(super) async fn cancel(pool: &PgPool, pid: i32) {
     let cancel = async {
-        let mut conn = PgConnection::connect_with(&pool.connect_options()).await?;
+        let mut conn = direct(pool).await?;
         first(&mut conn, format!("SELECT pg_cancel_backend({pid})")).await?;
         conn.close().await
     };
@@ -112,6 +148,11 @@ pub(super) async fn cancel(pool: &PgPool, pid: i32) {
         Ok(Err(error)) => tracing::debug!(%error, "a statement could not be cancelled"),
         Err(_) => tracing::debug!("a statement could not be cancelled in time"),
     }
+}
+
+/// A connection of no pool, which nobody can withhold.
+pub(super) async fn direct(pool: &PgPool) -> sqlx::Result<PgConnection> {
+    PgConnection::connect_with(&pool.connect_options()).await
 }
 
 /// The first row of a simple query, whose text has nothing in it that isn't ours. Outside of a transaction it is the only

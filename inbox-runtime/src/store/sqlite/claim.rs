@@ -74,7 +74,7 @@ impl Open {
     /// Shows that the transaction is ours and nobody else's, and that nothing is open inside it.
     async fn seal(&mut self) -> Result<(), FinishError> {
         // A nested transaction that was dropped is rolled back by the connection's thread: wait until it has been.
-        self.writer.conn.ping().await.map_err(FinishError::Unknown)?;
+        self.writer.conn.ping().await.map_err(lost)?;
         let depth = transaction::depth::<Sqlite>(&self.writer.conn);
         self.guard
             .ending()
@@ -93,6 +93,10 @@ impl Open {
         self.ended = true;
         self.guard.disarm();
     }
+}
+
+fn lost(error: sqlx::Error) -> FinishError {
+    FinishError::Lost(format!("the outcome of the commit is unknown: {error}"))
 }
 
 impl Session for SqliteSession {
@@ -133,7 +137,7 @@ impl Session for SqliteSession {
     }
 
     async fn finish(&mut self, _following: Following<'_>) -> Result<(), FinishError> {
-        let mut open = self.take_open().map_err(FinishError::Unknown)?;
+        let mut open = self.take_open().map_err(lost)?;
         open.seal().await?;
         failpoint!("before_commit");
         match open.writer.conn.commit().await {
@@ -143,7 +147,7 @@ impl Session for SqliteSession {
             }
             // A deferred constraint: the transaction is still open, and is rolled back when the connection closes.
             Err(error) if primary_code(&error) == Some(19) => Err(FinishError::Refused(error)),
-            Err(error) => Err(FinishError::Unknown(error)),
+            Err(error) => Err(lost(error)),
         }
     }
 
@@ -156,12 +160,20 @@ impl Session for SqliteSession {
                 .abandoning()
                 .map_err(|text| AbandonError::Broken(text.to_owned()))?;
             // A statement that a dropped handler left running is stopped: wait until it has been.
-            open.writer.conn.ping().await.map_err(AbandonError::Lost)?;
+            open.writer
+                .conn
+                .ping()
+                .await
+                .map_err(|error| AbandonError::Lost(error.to_string()))?;
             if !open.guard.abandoned() {
                 return Ok(false);
             }
             // Nested transactions are rolled back with the outer one: the rollback of each takes one off the count.
-            open.writer.conn.rollback().await.map_err(AbandonError::Lost)?;
+            open.writer
+                .conn
+                .rollback()
+                .await
+                .map_err(|error| AbandonError::Lost(error.to_string()))?;
             Ok(true)
         };
         match tokio::time::timeout(ROLLBACK_WAIT, rollback).await {
@@ -178,7 +190,7 @@ impl Session for SqliteSession {
 
     async fn discard(&mut self) -> Result<(), StoreError> {
         self.abandon().await.map_err(|error| match error {
-            AbandonError::Lost(error) => unavailable(error),
+            AbandonError::Lost(error) => StoreError::Unavailable(error.into()),
             AbandonError::Broken(how) => StoreError::Unavailable(how.into()),
         })
     }

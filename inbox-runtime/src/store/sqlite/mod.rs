@@ -20,11 +20,11 @@ mod records;
 pub use claim::SqliteSession;
 
 use super::{
-    Claim, ClaimError, Claimed, ConnectError, DatabaseFaultRef, FaultClass, InboxConnection, IntoStore, Records, Store,
-    StoreError, StoreSettings,
+    Claim, ClaimError, Claimed, ConnectError, FaultClass, InboxConnection, IntoStore, Records, Store, StoreError,
+    StoreSettings,
     transaction::{self, TxConnection},
 };
-use crate::{file::resolve, registry::Registration};
+use crate::{file::resolve, outcome::DatabaseFault, registry::Registration};
 
 inventory::collect!(Registration<SqliteStore>);
 
@@ -169,20 +169,25 @@ impl Store for SqliteStore {
         Ok(claim::insert(conn, claim).await?)
     }
 
-    fn classify(&self, fault: &DatabaseFaultRef<'_>) -> FaultClass {
-        if fault.is_connection() {
-            return FaultClass::Unavailable;
-        }
-        match fault
-            .code()
-            .and_then(|code| code.parse::<u32>().ok())
-            .map(|code| code & 0xff)
-        {
-            // BUSY, LOCKED, NOMEM, IOERR, CORRUPT, FULL, CANTOPEN, PROTOCOL, NOTADB, and READONLY: a file that can't be
-            // written is no message's fault.
-            Some(5 | 6 | 7 | 8 | 10 | 11 | 13 | 14 | 15 | 26) => FaultClass::Unavailable,
+    fn classify(&self, fault: &DatabaseFault) -> FaultClass {
+        match fault.code.parse::<u32>().map(|code| code & 0xff) {
+            // BUSY, LOCKED: of a database that the handler has attached, since it has the lock of its own.
+            Ok(5 | 6) => FaultClass::Again,
+            // NOMEM, IOERR, CORRUPT, FULL, CANTOPEN, PROTOCOL, NOTADB, and READONLY.
+            Ok(7 | 8 | 10 | 11 | 13 | 14 | 15 | 26) => FaultClass::Suspect,
+            _ if fault.is_deployment() => FaultClass::Deployment,
             _ => FaultClass::Handler,
         }
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        let mut writer = self.writer().await?;
+        writer.begin().await?;
+        sqlx::query("INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES (' ', 'probe', 0)")
+            .execute(&mut *writer.conn)
+            .await
+            .map_err(unavailable)?;
+        writer.conn.rollback().await.map_err(unavailable)
     }
 }
 
