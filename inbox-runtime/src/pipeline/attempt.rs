@@ -68,13 +68,23 @@ impl<S: Store> Case<'_, S> {
         let handled = self.handle(live.conn(), bound).await;
         failpoint!("before_seal");
         let (attempt, usable) = match handled {
-            Ok(handled) => commit(&mut live, handled, next.take()).await,
+            Ok(handled) => commit(&mut live, handled, self.following(next)).await,
             Err(error) => self.roll_back(&mut live, error).await,
         };
         if usable {
             *session = Some(live);
         }
         attempt
+    }
+
+    /// What may begin in the commit of this message: the next one begins before this one is acknowledged only where this one
+    /// is recognised if it is redelivered.
+    fn following<'a>(&self, next: Next<'a>) -> Following<'a> {
+        if self.claims() && !self.job.replayed {
+            next.take()
+        } else {
+            Following::Nothing
+        }
     }
 
     pub(super) fn claim(&self) -> Claim<'_> {
@@ -158,7 +168,7 @@ async fn commit<S: Session>(session: &mut S, handled: Handled, following: Follow
             )
         }
         Err(FinishError::Again(error)) => (Attempt::Again(text(&error)), false),
-        Err(FinishError::Running(how)) => (Attempt::Failed(HandlerError::from(how)), false),
+        Err(FinishError::Ruined(how)) => (Attempt::Failed(HandlerError::from(how)), false),
         Err(FinishError::Lost(how)) => (Attempt::Lost(how), false),
     }
 }

@@ -309,9 +309,9 @@ pub enum FinishError {
     Refused(sqlx::Error),
     /// A fresh transaction may succeed at once.
     Again(sqlx::Error),
-    /// A statement that the handler gave up on was still running, so that the transaction was not committed: the handler's
-    /// failure. The connection is closed.
-    Running(String),
+    /// The transaction was not committed because of what the handler did with its session: a statement that it gave up on was
+    /// still running, or the server had ended the session. The handler's failure; the connection is closed.
+    Ruined(String),
     /// The connection is lost and the transaction was not committed, or nobody can say whether it was.
     Lost(String),
 }

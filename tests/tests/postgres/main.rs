@@ -1,10 +1,12 @@
 //! What PostgreSQL alone can do to a transaction, a session or a program, and what is seen of it.
 
 mod ahead;
+mod blame;
 mod campaign;
 mod claims;
 mod commit;
 mod errors;
+mod hygiene;
 mod outages;
 mod own;
 mod pooler;
@@ -12,6 +14,7 @@ mod seal;
 mod sessions;
 mod start;
 mod tls;
+mod veto;
 
 use inbox_runtime::{Outcome, sqlx::PgPool};
 use inbox_tests::{

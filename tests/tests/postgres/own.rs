@@ -97,3 +97,42 @@ async fn borrower(
     sqlx::raw_sql("SELECT 1").execute(&pool).await?;
     Ok(())
 }
+
+/// Begins a COPY and doesn't end it.
+#[inbox_handler(
+    group = "copier",
+    subject = "order.created",
+    timeout = "300ms",
+    max_attempts = 3,
+    backoff = "10ms..40ms"
+)]
+async fn copier(tx: &mut PgConnection, Json(_): Json<Order>, meta: Meta) -> Result<(), sqlx::Error> {
+    tx.effect(meta.group(), meta.message_id()).await?;
+    let Some(how) = meta.message_id().strip_prefix("bad-") else {
+        return Ok(());
+    };
+    let mut copy = tx.copy_in_raw("COPY effects FROM STDIN").await?;
+    copy.send(b"copier\tlate\n".as_slice()).await?;
+    match how {
+        "error" => Err(sqlx::Error::RowNotFound),
+        "timeout" => std::future::pending().await,
+        _ => Ok(()),
+    }
+}
+
+/// Reads the first of very many rows.
+#[inbox_handler(
+    group = "reader",
+    subject = "order.created",
+    max_attempts = 3,
+    backoff = "10ms..40ms"
+)]
+async fn reader(tx: &mut PgConnection, Json(_): Json<Order>, meta: Meta) -> Result<(), sqlx::Error> {
+    tx.effect(meta.group(), meta.message_id()).await?;
+    if meta.message_id() == "bad" {
+        let mut rows = sqlx::query("SELECT repeat('x', 100) FROM generate_series(1, 30000000)").fetch(&mut *tx);
+        futures_util::TryStreamExt::try_next(&mut rows).await?;
+        return Err(sqlx::Error::RowNotFound);
+    }
+    Ok(())
+}

@@ -7,7 +7,7 @@ use std::{fmt::Write, future::Future, time::Duration};
 use futures_util::TryStreamExt;
 use sqlx::{AssertSqlSafe, Either, PgConnection, Row};
 
-use super::statements::{CLOSE_WAIT, claim_sql};
+use super::statements::claim_sql;
 use crate::store::Claim;
 
 /// The message whose claim was made ahead.
@@ -64,8 +64,8 @@ pub(super) struct Answer {
 /// What has become of the transaction behind the commit.
 #[derive(Debug)]
 pub(super) enum Begun {
-    /// It is open and has claimed nothing, because nothing was asked or because there is a row.
-    Open,
+    /// None was asked for, or it is open and has claimed nothing because nothing was asked or because there is a row.
+    Unclaimed,
     /// It is open and has made the claim; this is its id.
     Claimed(String),
     /// It could not be begun, or its claim failed.
@@ -77,6 +77,8 @@ pub(super) enum Begun {
 /// A commit, and what is to be begun behind it.
 pub(super) struct Request<'a> {
     pub(super) seal: &'a str,
+    /// Whether the next transaction is begun.
+    pub(super) begins: bool,
     pub(super) claim: Option<&'a Claim<'a>>,
     /// The table of the inbox, as it stands in a statement.
     pub(super) events: &'a str,
@@ -86,51 +88,52 @@ pub(super) struct Request<'a> {
     pub(super) wait: Duration,
 }
 
-/// Resets, seals, commits and begins the next transaction. `cancel` is called when its claim waits for too long.
+/// Resets, seals, commits and begins the next transaction. One error is of the seal, the other of the commit; whatever comes
+/// behind them is no trouble of this transaction.
 ///
-/// One error is of the seal, the other of the commit; whatever comes behind them is no trouble of this transaction.
-pub(super) async fn commit_and_begin<F: Future<Output = ()>>(
+/// The server answers all statements together, so that a claim that waits for somebody holds back the answer to the commit.
+/// `cancel` is asked each time `wait` has passed: it cancels what runs only if that is behind the commit, and says whether it has.
+pub(super) async fn commit_and_begin<F: Future<Output = bool>>(
     conn: &mut PgConnection,
     request: Request<'_>,
-    cancel: impl FnOnce() -> F,
+    cancel: impl Fn() -> F,
 ) -> Result<Answer, CommitError> {
     let prepares = request.claim.is_some() && !*request.prepared;
     let mut answers = sqlx::raw_sql(AssertSqlSafe(request.text())).fetch_many(conn);
-    let (mut done, mut dirty, mut xid) = (0, false, None);
-    loop {
-        let answer = if done < COMMITTED {
-            answers.try_next().await
-        } else {
-            match tokio::time::timeout(request.wait, answers.try_next()).await {
-                Ok(answer) => answer,
-                Err(_) => {
-                    cancel().await;
-                    let _ = tokio::time::timeout(CLOSE_WAIT, answers.try_next()).await;
-                    let next = Begun::Cancelled;
-                    return Ok(Answer { dirty, next });
-                }
+    let (mut done, mut sealed, mut xid, mut cancelled) = (0, None, None, false);
+    let next = loop {
+        let answer = match tokio::time::timeout(request.wait, answers.try_next()).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                cancelled |= request.claim.is_some() && cancel().await;
+                continue;
             }
         };
-        let next = match answer {
+        match answer {
             Ok(Some(Either::Left(_))) => {
                 done += 1;
                 *request.prepared |= prepares && done == BEGUN + 1;
-                continue;
             }
             Ok(Some(Either::Right(row))) if done < SEALED => {
-                dirty = row.try_get(0).map_err(CommitError::Seal)?;
-                continue;
+                sealed = Some(row.try_get(0).map_err(CommitError::Seal)?);
             }
-            Ok(Some(Either::Right(row))) => {
-                xid = row.try_get(0).ok();
-                continue;
-            }
-            Ok(None) => xid.map_or(Begun::Open, Begun::Claimed),
+            Ok(Some(Either::Right(row))) => xid = row.try_get(0).ok(),
             Err(error) if done < SEALED => return Err(CommitError::Seal(error)),
             Err(error) if done < COMMITTED => return Err(CommitError::Commit(error)),
-            Err(error) => Begun::Failed(error),
-        };
-        return Ok(Answer { dirty, next });
+            Err(error) => break Begun::Failed(error),
+            Ok(None) if done >= COMMITTED => break xid.map_or(Begun::Unclaimed, Begun::Claimed),
+            // The end of the answer to something that the handler has left on the connection.
+            Ok(None) => break Begun::Unclaimed,
+        }
+    };
+    match sealed {
+        Some(dirty) if done >= COMMITTED => {
+            let next = if cancelled { Begun::Cancelled } else { next };
+            Ok(Answer { dirty, next })
+        }
+        _ => Err(CommitError::Seal(sqlx::Error::Protocol(
+            "the answer belongs to a statement of the handler's".to_owned(),
+        ))),
     }
 }
 
@@ -140,7 +143,10 @@ impl Request<'_> {
         sql.push_str(RESET);
         sql.push_str(self.seal);
         // Not AND CHAIN: that would keep what a handler has set for its transaction, such as READ ONLY.
-        sql.push_str("; COMMIT; BEGIN READ WRITE");
+        sql.push_str("; COMMIT");
+        if self.begins {
+            sql.push_str("; BEGIN READ WRITE");
+        }
         let Some(claim) = self.claim else { return sql };
         if !*self.prepared {
             let _ = write!(
@@ -184,6 +190,7 @@ mod tests {
         };
         let request = Request {
             seal: "SELECT 1",
+            begins: true,
             claim: Some(&claim),
             events: "public.inbox_events",
             prepared: &mut true,

@@ -20,15 +20,18 @@ use super::{
 };
 use crate::{
     failpoint::failpoint,
-    store::{AbandonError, Claim, Claimed, FinishError, Following, Session, StoreError, transaction::TxConnection},
+    store::{
+        AbandonError, Claim, Claimed, FinishError, Following, Session, StoreError,
+        transaction::{self, TxConnection},
+    },
 };
 
 /// How often a worker that always has a next message looks whether the server was set to read only.
 const LOOK: Duration = Duration::from_secs(5);
 /// After how many duplicates in a row the next message is taken to be one too.
 const STREAK: u32 = 2;
-/// How long a transaction in which nothing was written may be kept for the next message: its `now()` stands still.
-const KEEP: Duration = Duration::from_millis(50);
+/// How long a transaction that is open may be kept for the next message: its `now()` stands still.
+const KEEP: Duration = Duration::from_millis(100);
 
 /// A worker's hold on the database: one connection, and the transaction that is open on it.
 #[derive(Debug)]
@@ -177,8 +180,11 @@ impl PostgresSession {
 
     /// Opens a transaction.
     async fn open_transaction(&mut self) -> Result<(), StoreError> {
-        let pooled = self.pooled();
+        let (pooled, parked) = (self.pooled(), self.parked());
         let opened = async {
+            if parked {
+                return self.run("BEGIN READ WRITE".to_owned()).await;
+            }
             let conn = self.live()?;
             if !pooled {
                 return conn.begin("BEGIN READ WRITE").await;
@@ -245,8 +251,38 @@ impl PostgresSession {
             .is_some_and(|max| self.opened.elapsed() > max)
     }
 
+    /// Begins after a commit that has begun nothing, in the round trip of the first statement.
+    async fn begin_numbered(&mut self) -> Result<Claimed, StoreError> {
+        self.look().await?;
+        let begun = async {
+            let sql = "BEGIN READ WRITE; SELECT pg_current_xact_id()::text".to_owned();
+            first(self.live()?, sql).await?.try_get(0)
+        };
+        match begun.await {
+            Ok(xid) => {
+                let mut open = Open::new();
+                open.xid = Some(xid);
+                self.open = Some(open);
+                Ok(Claimed::Fresh)
+            }
+            Err(error) => {
+                self.close().await;
+                Err(errors::own(error))
+            }
+        }
+    }
+
+    /// Whether sqlx counts a transaction that has been committed: the last commit was ours and has begun nothing.
+    fn parked(&self) -> bool {
+        let depth = self.conn.as_ref().map(|conn| transaction::depth::<Postgres>(conn));
+        self.open.is_none() && depth == Some(1)
+    }
+
     /// Opens a transaction, unless there is one, and claims in it.
     async fn begin_and_claim(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
+        if claim.is_none() && self.parked() {
+            return self.begin_numbered().await;
+        }
         self.ready().await?;
         failpoint!("after_begin");
         let inserted = self.first_statement(claim).await?;
@@ -297,15 +333,17 @@ impl Session for PostgresSession {
     }
 
     async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
+        // A transaction begins when its message does: its `now()` stands still, while the one before may be acknowledged.
+        let fresh = self.open.as_ref().is_some_and(|open| open.since.elapsed() < KEEP);
         let claimed = match self.open.as_mut().and_then(|open| open.ahead.take()) {
-            Some(ahead) if ahead.is(claim) => {
+            Some(ahead) if ahead.is(claim) && fresh => {
                 self.duplicates = 0;
                 failpoint!("after_begin");
                 Claimed::Fresh
             }
             ahead => {
-                if ahead.is_some() {
-                    // It holds the claim of a message that was taken out of this worker's hands.
+                if ahead.is_some() || (self.open.is_some() && !fresh) {
+                    // Too old, or it holds the claim of a message that was taken out of this worker's hands.
                     self.rollback().await.map_err(errors::own)?;
                 }
                 self.begin_and_claim(claim).await?

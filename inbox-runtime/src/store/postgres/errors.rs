@@ -29,8 +29,10 @@ pub(super) fn end(error: &CommitError) -> EndMeaning {
     match (error, code.as_deref().unwrap_or_default()) {
         (CommitError::Seal(_), "25P02") => EndMeaning::Swallowed,
         (CommitError::Seal(_), "22012") => EndMeaning::Ended,
-        // The rest of a seal can fail only by what the session is: a prepared statement that isn't there, a timeout.
-        (CommitError::Seal(_), _) => EndMeaning::Again,
+        // The prepared seal isn't there any more.
+        (CommitError::Seal(_), "26000") => EndMeaning::Again,
+        // What the handler has left on the session: a COPY without an end, for one.
+        (CommitError::Seal(_), _) => EndMeaning::Lost,
         (CommitError::Commit(_), code) => match handler(code) {
             FaultClass::Again | FaultClass::Stale => EndMeaning::Again,
             FaultClass::Handler | FaultClass::Deployment | FaultClass::Suspect => EndMeaning::Refused,

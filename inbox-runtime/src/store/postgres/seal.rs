@@ -11,7 +11,7 @@ use super::{
     code,
     errors::{self, EndMeaning},
     is_definite, severity,
-    statements::{CLOSE_WAIT, DRAIN_WAIT, cancel, direct, first},
+    statements::{CLOSE_WAIT, DRAIN_WAIT, cancel_behind, direct, first},
 };
 use crate::store::{AbandonError, Claim, FinishError, Following, transaction};
 
@@ -44,7 +44,8 @@ pub(super) struct Seal<'a> {
 impl std::fmt::Display for Seal<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { xid, own, restore } = self;
-        write!(f, "SELECT 1/(pg_current_xact_id() = {xid})::int = 1 AND ")?;
+        // Not AND, of which a planner takes `x AND false` for false without a look at x.
+        write!(f, "SELECT 1/(pg_current_xact_id() = {xid})::int = 0 OR ")?;
         if *own {
             f.write_str(
                 "(pg_my_temp_schema() <> 0 OR EXISTS (SELECT FROM pg_listening_channels()) \
@@ -160,40 +161,43 @@ impl PostgresSession {
     /// Seals and commits. What follows is begun in the same round trip.
     async fn commit(&mut self, following: Following<'_>) -> Result<(), CommitError> {
         match following {
-            Following::Nothing => {
-                let dirty = self.run_seal().await.map_err(CommitError::Seal)?;
-                let committed = async {
-                    let conn = self.live()?;
-                    conn.commit().await?;
-                    conn.taint();
-                    Ok(())
-                };
-                committed.await.map_err(CommitError::Commit)?;
-                self.open = None;
-                if dirty {
-                    self.tidy().await;
-                }
-                Ok(())
-            }
-            Following::Message => self.commit_and_begin(None).await,
-            Following::Claim(claim) => self.commit_and_begin(Some(&claim)).await,
+            Following::Nothing if self.pooled() => self.commit_pooled().await,
+            Following::Nothing => self.commit_and_begin(false, None).await,
+            Following::Message => self.commit_and_begin(true, None).await,
+            Following::Claim(claim) => self.commit_and_begin(true, Some(&claim)).await,
         }
     }
 
-    async fn commit_and_begin(&mut self, claim: Option<&Claim<'_>>) -> Result<(), CommitError> {
+    /// Two statements, between which a transaction pooler keeps the connection.
+    async fn commit_pooled(&mut self) -> Result<(), CommitError> {
+        self.run_seal().await.map_err(CommitError::Seal)?;
+        let committed = async {
+            let conn = self.live()?;
+            conn.commit().await?;
+            conn.taint();
+            Ok(())
+        };
+        committed.await.map_err(CommitError::Commit)?;
+        self.open = None;
+        Ok(())
+    }
+
+    async fn commit_and_begin(&mut self, begins: bool, claim: Option<&Claim<'_>>) -> Result<(), CommitError> {
         let seal = self.seal();
         let (pool, pid, events) = (self.store.pool.clone(), self.pid, self.store.shared.events());
+        let xid = self.open.as_ref().and_then(|open| open.xid.clone());
         let Some(conn) = &mut self.conn else {
             return Err(CommitError::Seal(sqlx::Error::PoolClosed));
         };
         let request = ahead::Request {
             seal: &seal,
+            begins,
             claim,
             events: &events,
             prepared: &mut self.named.claim,
             wait: self.store.settings.lock_wait,
         };
-        let answer = ahead::commit_and_begin(conn, request, || cancel(&pool, pid)).await?;
+        let answer = ahead::commit_and_begin(conn, request, || cancel_behind(&pool, pid, xid.as_deref())).await?;
         // What comes behind the commit is the next message's trouble, which its turn will show; this one is committed.
         match answer.next {
             Begun::Failed(error) => {
@@ -203,7 +207,7 @@ impl PostgresSession {
             }
             // The cancel may come late and hit whatever runs then.
             Begun::Cancelled => self.close().await,
-            Begun::Open => self.open = Some(Open::new()),
+            Begun::Unclaimed => self.open = begins.then(Open::new),
             Begun::Claimed(xid) => {
                 let mut open = Open::new();
                 open.xid = Some(xid);
@@ -264,24 +268,22 @@ impl PostgresSession {
         match self.resolve().await {
             // Only the handler itself can have committed it, since it was not sealed.
             Some(true) => FinishError::Broken(ENDED.to_owned()),
-            _ => FinishError::Running(RUNNING.to_owned()),
+            _ => FinishError::Ruined(RUNNING.to_owned()),
         }
     }
 
-    /// The connection went while the transaction was being committed.
+    /// The connection went while the transaction was being committed. Even if the server has a committed transaction of that
+    /// id, that is no reason to acknowledge: after a failover it may be another one. The redelivery finds the row, or doesn't.
     async fn lost_commit(&mut self, error: &sqlx::Error) -> Result<(), FinishError> {
-        let sealed = self.store.shared.veto.load(Ordering::Relaxed);
-        match self.resolve().await {
-            // With the veto nothing is committed that was not sealed.
-            Some(true) if sealed => Ok(()),
-            Some(false) if ended_by_the_server(error) => {
-                Err(FinishError::Refused(sqlx::Error::Protocol(error.to_string())))
-            }
-            Some(false) => Err(FinishError::Lost(format!("the transaction was not committed: {error}"))),
-            _ => Err(FinishError::Lost(format!(
-                "the outcome of the commit is unknown: {error}"
-            ))),
-        }
+        // The server has answered and lives: it is what the handler left on the session.
+        let ruined = is_definite(error) || ended_by_the_server(error);
+        Err(match self.resolve().await {
+            Some(false) if ruined => FinishError::Ruined(format!(
+                "nothing was committed, because of what the handler did with its session: {error}"
+            )),
+            Some(false) => FinishError::Lost(format!("the transaction was not committed: {error}")),
+            _ => FinishError::Lost(format!("the outcome of the commit is unknown: {error}")),
+        })
     }
 
     /// After the handler's failure: whether the transaction was still ours tells the seal, and where that can't be asked

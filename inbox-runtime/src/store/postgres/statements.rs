@@ -2,12 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, postgres::PgRow};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, postgres::PgRow};
 
 use crate::store::{Claim, Claimed, Fingerprint};
 
-/// How long cancelling a statement, or closing its connection, may take: the server may be gone.
+/// How long closing a connection may take: the server may be gone.
 pub(super) const CLOSE_WAIT: Duration = Duration::from_secs(1);
+/// How long it may take to have a statement cancelled, which needs a connection of its own.
+const CANCEL_WAIT: Duration = Duration::from_secs(5);
 /// How long a statement that a handler has given up on may run on before its connection is closed.
 pub(super) const DRAIN_WAIT: Duration = Duration::from_secs(1);
 
@@ -138,15 +140,41 @@ async fn number(conn: &mut PgConnection) -> sqlx::Result<Inserted> {
 
 /// Cancels what runs on a connection, through another one that no pool can withhold.
 pub(super) async fn cancel(pool: &PgPool, pid: i32) {
+    ask_to_cancel(pool, format!("SELECT pg_cancel_backend({pid})")).await;
+}
+
+/// Cancels what runs on a connection unless the transaction of that id may still be open there. Returns whether it has.
+pub(super) async fn cancel_behind(pool: &PgPool, pid: i32, xid: Option<&str>) -> bool {
+    let Some(xid) = xid.and_then(|xid| xid.parse::<u64>().ok()) else {
+        return false;
+    };
+    // What the server shows of a transaction's id has no epoch. A transaction that is being committed has it until the
+    // commit is on the disk (and on the standbys that it waits for).
+    let xid = xid & u64::from(u32::MAX);
+    let sql = format!(
+        "SELECT coalesce((SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = {pid} \
+         AND wait_event_type = 'Lock' AND backend_xid IS DISTINCT FROM '{xid}'::xid), false)"
+    );
+    ask_to_cancel(pool, sql).await
+}
+
+async fn ask_to_cancel(pool: &PgPool, sql: String) -> bool {
     let cancel = async {
         let mut conn = direct(pool).await?;
-        first(&mut conn, format!("SELECT pg_cancel_backend({pid})")).await?;
-        conn.close().await
+        let cancelled = first(&mut conn, sql).await?.try_get(0)?;
+        conn.close().await?;
+        Ok::<bool, sqlx::Error>(cancelled)
     };
-    match tokio::time::timeout(CLOSE_WAIT, cancel).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "a statement could not be cancelled"),
-        Err(_) => tracing::debug!("a statement could not be cancelled in time"),
+    match tokio::time::timeout(CANCEL_WAIT, cancel).await {
+        Ok(Ok(cancelled)) => cancelled,
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a statement could not be cancelled");
+            false
+        }
+        Err(_) => {
+            tracing::debug!("a statement could not be cancelled in time");
+            false
+        }
     }
 }
 
