@@ -53,14 +53,18 @@ pub(crate) enum Verdict {
     Permanent,
 }
 
-/// The answer of a database beneath a handler's error. Which database that was is not known: it is asked what it means only
-/// where the handler's own transaction is concerned.
+/// A database error beneath a handler's error. Which database that was is not known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DatabaseFault {
-    /// An SQLSTATE, or SQLite's extended code in decimal.
-    pub(crate) code: String,
-    /// What it said. Only SQLite's texts, which are the same in every language, may decide anything.
-    pub(crate) text: String,
+pub enum DatabaseFault {
+    /// A database answered.
+    Answer {
+        /// An SQLSTATE, or SQLite's extended code in decimal.
+        code: String,
+        /// What it said. Only SQLite's texts, which are the same in every language, may decide anything.
+        text: String,
+    },
+    /// A database could not be asked: no connection, or a broken one.
+    Connection,
 }
 
 impl HandlerError {
@@ -145,27 +149,52 @@ impl DatabaseFault {
             .or_else(|| error.downcast_ref::<Box<sqlx::Error>>().map(|error| &**error))
             .or_else(|| error.downcast_ref::<Arc<sqlx::Error>>().map(|error| &**error));
         if let Some(error) = sqlx {
-            return Self::of_database(error.as_database_error()?);
+            return Self::of_sqlx(error);
         }
         // `#[error(transparent)]` over a `sqlx::Error` shows the database error itself.
         Self::of_database(&**error.downcast_ref::<Box<dyn sqlx::error::DatabaseError>>()?)
     }
 
+    fn of_sqlx(error: &sqlx::Error) -> Option<Self> {
+        match error {
+            sqlx::Error::Database(error) => Self::of_database(&**error),
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::PoolTimedOut
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed => Some(Self::Connection),
+            // `Protocol` too: a statement that the driver refuses (too many arguments, for one) is refused each time. Where
+            // it is the connection that has gone wrong, the rollback tells.
+            _ => None,
+        }
+    }
+
     /// Whether something isn't there that the program needs, or may not be used: a table, a column, a schema, a function, a right.
     /// SQLite has one code for every statement that it can't prepare, but its texts are the same in every language.
     pub(crate) fn is_deployment(&self) -> bool {
-        match self.code.as_str() {
+        let Self::Answer { code, text } = self else {
+            return false;
+        };
+        match code.as_str() {
             "42P01" | "42703" | "3F000" | "42883" | "42501" | "25006" => true,
             "1" => {
                 let missing = ["no such table", "no such column", "no such function"];
-                missing.iter().any(|start| self.text.starts_with(start)) || self.text.contains("has no column named")
+                missing.iter().any(|start| text.starts_with(start)) || text.contains("has no column named")
             }
             _ => false,
         }
     }
 
+    /// The code of the answer, if there was one.
+    pub(crate) fn code(&self) -> Option<&str> {
+        match self {
+            Self::Answer { code, .. } => Some(code),
+            Self::Connection => None,
+        }
+    }
+
     fn of_database(error: &dyn sqlx::error::DatabaseError) -> Option<Self> {
-        Some(Self {
+        Some(Self::Answer {
             code: error.code()?.into_owned(),
             text: error.message().to_owned(),
         })

@@ -30,6 +30,8 @@ pub(super) enum Attempt {
     Stale(HandlerError),
     /// What the handler needs isn't there.
     Missing(HandlerError),
+    /// It may be an outage, though the handler's transaction was alive.
+    Suspect(HandlerError),
     /// The connection was lost, or a step of ours failed.
     Lost(String),
 }
@@ -144,7 +146,7 @@ impl<S: Store> Case<'_, S> {
             Some(FaultClass::Again) => (Attempt::Again(error.report()), true),
             Some(FaultClass::Stale) => (Attempt::Stale(error), false),
             Some(FaultClass::Deployment) => (Attempt::Missing(error), true),
-            Some(FaultClass::Suspect) => (Attempt::Lost(error.report()), false),
+            Some(FaultClass::Suspect) => (Attempt::Suspect(error), false),
         }
     }
 }

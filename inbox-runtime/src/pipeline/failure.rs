@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::{Attempt, Case, Done, Job, Pipeline, Settle, strikes::Strikeout, text, trouble};
+use super::{Attempt, Case, Done, Job, Pipeline, Settle, Strikes, strikes::Strikeout, text, trouble};
 use crate::{
     extract::Rejection,
     failpoint::tell_test,
     outcome::{HandlerError, Outcome, Verdict},
     registry::AckStrategy,
-    store::{Fingerprint, NewDeadLetter, Reason, Store},
+    store::{AttemptKey, Fingerprint, NewDeadLetter, Reason, Store},
 };
 
 impl<S: Store> Pipeline<S> {
@@ -53,9 +53,13 @@ impl<S: Store> Case<'_, S> {
             {
                 self.lost(&why)
             }
-            Attempt::Missing(error) if self.meta().ack == AckStrategy::AtMostOnce => self.lost(&error.report()),
+            Attempt::Missing(error) | Attempt::Suspect(error) if self.meta().ack == AckStrategy::AtMostOnce => {
+                self.lost(&error.report())
+            }
             Attempt::Locked(why) => self.locked(&why).await,
-            Attempt::Again(why) | Attempt::Lost(why) => self.suspected(&why).await,
+            Attempt::Lost(why) => self.suspected(&HandlerError::from(why), Strikes::lost).await,
+            Attempt::Again(why) => self.suspected(&HandlerError::from(why), Strikes::suspected).await,
+            Attempt::Suspect(error) => self.suspected(&error, Strikes::suspected).await,
             Attempt::Missing(error) => self.missing(&error).await,
         }
     }
@@ -259,22 +263,26 @@ impl<S: Store> Case<'_, S> {
         }
     }
 
-    /// The connection was lost, or fresh transactions didn't help: the database's trouble if a probe fails too, this
-    /// message's own otherwise. That is tried again a few times at once before it counts.
-    pub(super) async fn suspected(&mut self, why: &str) -> Done {
+    /// The connection was lost, fresh transactions didn't help, or the handler failed as in an outage: the database's trouble
+    /// if a probe fails too, this message's own otherwise. That is tried again a few times before it counts.
+    pub(super) async fn suspected(
+        &mut self,
+        error: &HandlerError,
+        strike: fn(&Strikes, &AttemptKey) -> Strikeout,
+    ) -> Done {
+        let why = error.report();
         if let Err(cause) = self.pipeline.store.probe().await {
             return self.blocked(&format!("{}: {why}", text(&cause))).await;
         }
-        match self.pipeline.strikes.lost(&self.key) {
-            Strikeout::Counts => self.failed(&HandlerError::from(why.to_owned())).await,
-            Strikeout::Again | Strikeout::Aside => {
-                tracing::warn!(
-                    error = why,
-                    "the message could not be handled, though the database works; it is tried again"
-                );
-                self.put_off(why, false).await
-            }
+        let strike = strike(&self.pipeline.strikes, &self.key);
+        if strike == Strikeout::Counts {
+            return self.failed(error).await;
         }
+        tracing::warn!(
+            error = why,
+            "the message could not be handled, though the database works; it is tried again, and this is not counted yet"
+        );
+        self.put_off(&why, strike == Strikeout::Aside).await
     }
 
     /// The handler needs what isn't there: a fault of the deployment, for which the handler waits, unless others succeed.
@@ -318,15 +326,16 @@ impl<S: Store> Case<'_, S> {
     async fn put_off(&mut self, why: &str, aside: bool) -> Done {
         self.pipeline.take_back_attempt(self.job).await;
         tell_test!(crate::testing::Told::Trouble(why));
-        let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
-        let delay = trouble::BACKOFF.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
+        let settle = if aside {
+            let strikes = self.pipeline.strikes.count(&self.key).max(1);
+            Settle::Aside(self.meta().backoff.delay(strikes))
+        } else {
+            let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
+            Settle::Back(trouble::BACKOFF.delay(u32::try_from(deliveries).unwrap_or(u32::MAX)))
+        };
         Done {
             outcome: Outcome::Deferred,
-            settle: if aside {
-                Settle::Aside(delay)
-            } else {
-                Settle::Back(delay)
-            },
+            settle,
         }
     }
 }

@@ -445,7 +445,7 @@ impl<S: Store> Case<'_, S> {
         match self.probed(session.take()).await {
             Ok(live) => *session = Some(live),
             Err(error @ StoreError::Locked(_)) => return Err(self.locked(&text(&error)).await),
-            Err(error) => return Err(self.suspected(&text(&error)).await),
+            Err(error) => return Err(self.deferred(&text(&error)).await),
         }
         self.job.begin();
         failpoint!("before_ack");

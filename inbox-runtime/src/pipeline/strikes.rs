@@ -11,7 +11,11 @@ use tokio::time::Instant;
 use crate::store::AttemptKey;
 
 /// How often a message may lose its connection, while the database works, before that counts as its failure.
-const FREE: u32 = 2;
+const LOST: u32 = 2;
+/// How often a handler may fail with what looks like an outage, while the database works, before that counts.
+const SUSPECTED: u32 = 6;
+/// How often a message that needs what isn't there is tried in place before others have their turn.
+const MISSING: u32 = 2;
 /// How long a message may wait for what its deployment lacks where others have succeeded in the life of this program.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How many messages are remembered.
@@ -46,12 +50,19 @@ pub(super) enum Strikeout {
 }
 
 impl Strikes {
-    /// The message lost its connection, or what it asked for failed as in an outage, though the database works.
+    /// The message lost its connection, though the database works.
     pub(super) fn lost(&self, key: &AttemptKey) -> Strikeout {
-        if self.lock().strike(key).count > FREE {
-            Strikeout::Counts
-        } else {
-            Strikeout::Again
+        match self.lock().strike(key).count {
+            0..=LOST => Strikeout::Again,
+            _ => Strikeout::Counts,
+        }
+    }
+
+    /// What the handler asked for failed as in an outage, though the database works.
+    pub(super) fn suspected(&self, key: &AttemptKey) -> Strikeout {
+        match self.lock().strike(key).count {
+            0..=SUSPECTED => Strikeout::Aside,
+            _ => Strikeout::Counts,
         }
     }
 
@@ -64,9 +75,14 @@ impl Strikes {
         let before = inner.succeeded.is_some() && strike.first.elapsed() > PATIENCE;
         match strike.count {
             _ if others || before => Strikeout::Counts,
-            1..=FREE => Strikeout::Again,
+            0..=MISSING => Strikeout::Again,
             _ => Strikeout::Aside,
         }
+    }
+
+    /// How often the message has struck.
+    pub(super) fn count(&self, key: &AttemptKey) -> u32 {
+        self.lock().messages.get(key).map_or(0, |strike| strike.count)
     }
 
     /// A handler succeeded, on this message.

@@ -56,10 +56,10 @@ impl Store for Detached {
 
     /// It has no transaction of ours that a code could be about, but what is missing is missing there too.
     fn classify(&self, fault: &DatabaseFault) -> FaultClass {
-        if fault.is_deployment() {
-            FaultClass::Deployment
-        } else {
-            FaultClass::Handler
+        match fault {
+            DatabaseFault::Connection => FaultClass::Suspect,
+            _ if fault.is_deployment() => FaultClass::Deployment,
+            DatabaseFault::Answer { .. } => FaultClass::Handler,
         }
     }
 

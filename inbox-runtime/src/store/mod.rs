@@ -151,7 +151,7 @@ pub enum FaultClass {
     /// The connection's prepared statements are out of date: a fresh transaction on another connection may succeed, and
     /// if it doesn't, the statement was wrong.
     Stale,
-    /// It may be an outage (a full disk, an I/O error) or what this message alone asks for: a probe tells.
+    /// It may be an outage (no connection, a full disk) or what this message alone asks for: a probe tells.
     Suspect,
 }
 

@@ -106,7 +106,7 @@ async fn g02_a_transaction_that_the_handler_ends_leaves_nothing_then_dead_backen
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g02_behind_a_transaction_pooler_too() {
     let Some(server) = shared() else { return };
-    let Some(pooler) = PgBouncer::before(server.port(), 0) else {
+    let Some(pooler) = PgBouncer::before(server.port(), 5) else {
         return;
     };
     let world = world_with(|database| {

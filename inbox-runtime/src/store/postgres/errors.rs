@@ -48,9 +48,13 @@ pub(super) fn handler(code: &str) -> FaultClass {
         "40001" | "40P01" | "55P03" => FaultClass::Again,
         // A cached plan that a migration made useless; a prepared statement that isn't there, or is there twice.
         "0A000" | "26000" | "42P05" => FaultClass::Stale,
-        // A full disk, an I/O error.
-        "53100" | "58030" => FaultClass::Suspect,
-        _ => FaultClass::Handler,
+        // Connection, authorization, resources, operator intervention but a cancelled query, system: of this connection, which
+        // lives, it can't be true, but the handler may have asked another one.
+        _ => match code.get(..2) {
+            Some("08" | "28" | "53" | "58") => FaultClass::Suspect,
+            Some("57") if code != "57014" => FaultClass::Suspect,
+            _ => FaultClass::Handler,
+        },
     }
 }
 
@@ -81,13 +85,13 @@ mod tests {
         for (class, codes) in [
             (FaultClass::Again, &["40001", "40P01", "55P03"][..]),
             (FaultClass::Stale, &["0A000", "26000", "42P05"]),
-            (FaultClass::Suspect, &["53100", "58030"]),
+            (
+                FaultClass::Suspect,
+                &["53100", "53200", "53400", "58030", "57P01", "08006", "28P01"],
+            ),
             (
                 FaultClass::Handler,
-                &[
-                    "23505", "23503", "22012", "25P02", "42601", "57014", "P0001", "", "5", "53200", "53400", "57P01",
-                    "08006", "28P01",
-                ],
+                &["23505", "23503", "22012", "25P02", "42601", "57014", "P0001", "", "5"],
             ),
         ] {
             for code in codes {

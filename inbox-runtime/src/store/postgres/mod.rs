@@ -227,7 +227,7 @@ impl Store for PostgresStore {
         if fault.is_deployment() {
             return FaultClass::Deployment;
         }
-        errors::handler(&fault.code)
+        fault.code().map_or(FaultClass::Suspect, errors::handler)
     }
 
     async fn probe(&self) -> Result<(), StoreError> {

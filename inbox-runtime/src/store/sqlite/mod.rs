@@ -170,11 +170,13 @@ impl Store for SqliteStore {
     }
 
     fn classify(&self, fault: &DatabaseFault) -> FaultClass {
-        match fault.code.parse::<u32>().map(|code| code & 0xff) {
-            // BUSY, LOCKED: of a database that the handler has attached, since it has the lock of its own.
-            Ok(5 | 6) => FaultClass::Again,
-            // NOMEM, IOERR, CORRUPT, FULL, CANTOPEN, PROTOCOL, NOTADB, and READONLY.
-            Ok(7 | 8 | 10 | 11 | 13 | 14 | 15 | 26) => FaultClass::Suspect,
+        let Some(code) = fault.code() else {
+            return FaultClass::Suspect;
+        };
+        match code.parse::<u32>().map(|code| code & 0xff) {
+            // BUSY and LOCKED (of a database that the handler has attached, since it has the lock of its own), NOMEM, IOERR,
+            // CORRUPT, FULL, CANTOPEN, PROTOCOL, NOTADB, and READONLY.
+            Ok(5 | 6 | 7 | 8 | 10 | 11 | 13 | 14 | 15 | 26) => FaultClass::Suspect,
             _ if fault.is_deployment() => FaultClass::Deployment,
             _ => FaultClass::Handler,
         }
