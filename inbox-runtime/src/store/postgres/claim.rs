@@ -31,7 +31,7 @@ const LOOK: Duration = Duration::from_secs(5);
 /// After how many duplicates in a row the next message is taken to be one too.
 const STREAK: u32 = 2;
 /// How long a transaction that is open may be kept for the next message: its `now()` stands still.
-const KEEP: Duration = Duration::from_millis(100);
+const KEEP: Duration = Duration::from_millis(250);
 
 /// A worker's hold on the database: one connection, and the transaction that is open on it.
 #[derive(Debug)]
