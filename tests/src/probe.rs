@@ -89,6 +89,8 @@ pub enum Step {
     After(Arc<tokio::sync::Semaphore>, Box<Self>),
     /// Runs statements on the transaction, ignores their errors, then does the next step.
     Swallow(&'static str, Box<Self>),
+    /// Runs statements on the transaction, gives up on them after that time (ignoring their error), then does the next step.
+    GiveUp(&'static str, Duration, Box<Self>),
     /// Runs statements on the transaction and fails with their error.
     Exec(&'static str),
     /// Runs statements in a nested transaction that is committed, or not.
@@ -211,6 +213,10 @@ impl Step {
             }
             Self::Swallow(sql, next) => {
                 let _ = tx.exec(sql).await;
+                return Box::pin(next.perform(tx)).await;
+            }
+            Self::GiveUp(sql, time, next) => {
+                let _ = tokio::time::timeout(time, tx.exec(sql)).await;
                 return Box::pin(next.perform(tx)).await;
             }
             Self::Exec(sql) => tx.exec(sql).await?,

@@ -105,9 +105,16 @@ impl<S: Store> Case<'_, S> {
     /// Rolls back after an error of the handler, which also tells whether the connection lives. The flag says whether the
     /// session can be used again.
     async fn roll_back(&self, session: &mut S::Session, error: HandlerError) -> (Attempt, bool) {
+        let class = error
+            .fault()
+            .map(|fault| self.pipeline.store.classify(&DatabaseFaultRef(fault)));
         match session.abandon().await {
             Ok(()) => {}
-            Err(AbandonError::Broken(how)) => {
+            // SQLite rolls back by itself when the disk is full or fails.
+            Err(AbandonError::RolledBack(_)) if class == Some(FaultClass::Unavailable) => {
+                return (Attempt::Unavailable(error.report()), false);
+            }
+            Err(AbandonError::Broken(how) | AbandonError::RolledBack(how)) => {
                 return (
                     Attempt::Broken(format!("{how}; then the handler failed: {}", error.report())),
                     false,
@@ -120,9 +127,6 @@ impl<S: Store> Case<'_, S> {
                 );
             }
         }
-        let class = error
-            .fault()
-            .map(|fault| self.pipeline.store.classify(&DatabaseFaultRef(fault)));
         match class {
             None | Some(FaultClass::Handler) => (Attempt::Failed(error), true),
             Some(FaultClass::Again) => (Attempt::Again(error.report()), true),
@@ -140,6 +144,8 @@ async fn commit<S: Session>(session: &mut S, handled: Handled, following: Follow
             (Attempt::Committed(handled), true)
         }
         Err(FinishError::Broken(how)) => (Attempt::Broken(how), false),
+        Err(FinishError::Running(how)) => (Attempt::Failed(HandlerError::from(how)), false),
+        Err(FinishError::Lost(how)) => (Attempt::Unavailable(how), false),
         Err(FinishError::Refused(error)) => {
             let error = HandlerError::from(error);
             (

@@ -319,6 +319,11 @@ pub enum FinishError {
     Again(sqlx::Error),
     /// The database failed; whether the transaction was committed is unknown.
     Unknown(sqlx::Error),
+    /// A statement that the handler gave up on was still running, so that the transaction was not committed: the handler's
+    /// failure. The connection is closed.
+    Running(String),
+    /// The connection is lost and the transaction was not committed, or nobody can say whether it was.
+    Lost(String),
 }
 
 /// Why a rollback isn't one.
@@ -326,6 +331,9 @@ pub enum FinishError {
 pub enum AbandonError {
     /// The handler ended the transaction itself; the text says how. The connection is closed.
     Broken(String),
+    /// The transaction was rolled back before, by the handler or by the database, which can be used; the text says both.
+    /// Where the handler failed with an error of the database that has nothing to do with its statement, it was that.
+    RolledBack(String),
     /// The connection is lost, which rolls back too, and tells that the trouble was not the handler's.
     Lost(sqlx::Error),
 }
