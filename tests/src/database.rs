@@ -132,6 +132,16 @@ pub trait TestDatabase: Clone + Send + Sync + 'static {
     /// Makes it usable again.
     async fn repair(&self);
 
+    /// Runs a statement that writes one row on as many connections of the pool as it may have, all lent at once. Returns how
+    /// many said that it was done.
+    fn write_through_pool(&self, sql: &'static str) -> impl Future<Output = i64> + Send;
+
+    /// The number that a query gives on a connection beside the pool.
+    fn seen_by_others(&self, sql: &str) -> impl Future<Output = i64> + Send;
+
+    /// How many connections beside the test's own have a transaction open in which nothing goes on.
+    fn in_transaction(&self) -> impl Future<Output = i64> + Send;
+
     /// The error of a statement that the database could not do now, though nothing is wrong with it.
     async fn fault(&self) -> sqlx::Error;
 
@@ -284,6 +294,34 @@ impl TestDatabase for SqliteFile {
 
     async fn repair(&self) {
         self.edit_schema("substr(sql, length('broken ') + 1)").await;
+    }
+
+    async fn write_through_pool(&self, sql: &'static str) -> i64 {
+        let mut lent = Vec::new();
+        for _ in 0..self.pool.options().get_max_connections() {
+            lent.push(self.pool.acquire().await.expect("a connection"));
+        }
+        for conn in &mut lent {
+            // One that is being closed may have the file for another moment, which is an error and no loss.
+            while let Err(error) = sqlx::query(sql).execute(&mut **conn).await {
+                assert!(error.to_string().contains("locked"), "{error}");
+            }
+        }
+        i64::try_from(lent.len()).expect("few")
+    }
+
+    async fn seen_by_others(&self, sql: &str) -> i64 {
+        let mut stranger = self.stranger().await;
+        sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
+            .fetch_one(&mut stranger)
+            .await
+            .expect(sql)
+    }
+
+    /// There is one writer at a time, so that somebody else can't have the lock meanwhile.
+    async fn in_transaction(&self) -> i64 {
+        let mut stranger = self.stranger().await;
+        i64::from(stranger.exec("BEGIN IMMEDIATE; ROLLBACK").await.is_err())
     }
 
     async fn fault(&self) -> sqlx::Error {

@@ -121,9 +121,14 @@ impl<S: Store> Case<'_, S> {
     /// Rolls back after an error of the handler, which also tells whether the connection lives. The flag says whether the
     /// session can be used again.
     async fn roll_back(&self, session: &mut S::Session, error: HandlerError) -> (Attempt, bool) {
+        let class = error.fault().map(|fault| self.pipeline.store.classify(fault));
         match session.abandon().await {
             Ok(()) => {}
-            Err(AbandonError::Broken(how)) => {
+            // SQLite rolls back by itself when the disk is full or fails.
+            Err(AbandonError::RolledBack(_)) if class == Some(FaultClass::Suspect) => {
+                return (Attempt::Suspect(error), false);
+            }
+            Err(AbandonError::Broken(how) | AbandonError::RolledBack(how)) => {
                 return (
                     Attempt::Broken(format!("{how}; then the handler failed: {}", error.report())),
                     false,
@@ -141,7 +146,7 @@ impl<S: Store> Case<'_, S> {
         if error.verdict() != Verdict::Retry {
             return (Attempt::Failed(error), true);
         }
-        match error.fault().map(|fault| self.pipeline.store.classify(fault)) {
+        match class {
             None | Some(FaultClass::Handler) => (Attempt::Failed(error), true),
             Some(FaultClass::Again) => (Attempt::Again(error.report()), true),
             Some(FaultClass::Stale) => (Attempt::Stale(error), false),

@@ -460,6 +460,10 @@ impl<S: Store> Case<'_, S> {
             }
             Err(error) => {
                 self.pipeline.count_ack(false);
+                // Others may need what it holds while the broker is waited for.
+                if let Some(live) = session.take() {
+                    live.release().await;
+                }
                 return Err(self.blocked(&text(&error)).await);
             }
         }

@@ -321,6 +321,9 @@ pub enum FinishError {
 pub enum AbandonError {
     /// The handler ended the transaction itself; the text says how. The connection is closed.
     Broken(String),
+    /// The transaction was rolled back before, by the handler or by the database, which can be used; the text says both.
+    /// Where the handler failed with an error of the database that has nothing to do with its statement, it was that.
+    RolledBack(String),
     /// The connection is lost, which rolls back too; whose fault that is a probe tells.
     Lost(String),
 }

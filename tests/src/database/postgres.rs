@@ -246,6 +246,29 @@ impl TestDatabase for PostgresDatabase {
             .expect("the server");
     }
 
+    async fn write_through_pool(&self, sql: &'static str) -> i64 {
+        let mut lent = Vec::new();
+        for _ in 0..self.pool.options().get_max_connections() {
+            lent.push(self.pool.acquire().await.expect("a connection"));
+        }
+        for conn in &mut lent {
+            sqlx::query(sql).execute(&mut **conn).await.expect("written");
+        }
+        i64::try_from(lent.len()).expect("few")
+    }
+
+    async fn seen_by_others(&self, sql: &str) -> i64 {
+        self.number(sql).await
+    }
+
+    async fn in_transaction(&self) -> i64 {
+        self.number(&format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+             AND application_name <> '{EYES}' AND state LIKE 'idle in transaction%'"
+        ))
+        .await
+    }
+
     async fn fault(&self) -> sqlx::Error {
         self.try_exec("DO $$ BEGIN RAISE EXCEPTION 'out of memory' USING ERRCODE = '53200'; END $$")
             .await

@@ -5,3 +5,4 @@ mod attempts;
 mod errors;
 mod infrastructure;
 mod seal;
+mod swallowed;

@@ -28,8 +28,40 @@ const STEPS: i32 = 1_000;
 
 /// Watches one connection. While armed, every COMMIT is refused and every ROLLBACK is noticed, and since a statement
 /// outside a transaction commits by itself, nothing at all can be written once our transaction is gone.
-#[derive(Clone, Debug)]
+///
+/// Dropped before [`disarm`](Self::disarm), it stops what still runs on the connection, which is then to be closed.
+#[derive(Debug)]
 pub(super) struct Guard(Arc<AtomicU8>);
+
+/// What became of a transaction while a handler had it, as far as the hooks can tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The handler ran COMMIT, which was refused.
+    Committed,
+    /// The handler rolled it back, or SQLite did, which the hook can't tell apart.
+    RolledBack,
+    /// The handler has set a hook of its own, so that nothing more is known.
+    Unhooked,
+}
+
+impl Ended {
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Committed => "the handler ran COMMIT on the transaction that it was lent; nothing was committed",
+            Self::RolledBack => {
+                "the transaction was rolled back while the handler had it: it ran ROLLBACK, or swallowed the error of a \
+                 statement that rolls back (OR ROLLBACK, a full disk)"
+            }
+            Self::Unhooked => {
+                "the handler set a commit, rollback or progress hook on the connection that it was lent, in place of those \
+                 by which the inbox guards its transaction; set it on a connection of your own"
+            }
+        }
+    }
+}
+
+/// The guard itself and its three hooks.
+const OWNERS: usize = 4;
 
 impl Guard {
     /// Installs the hooks, unarmed. What they replace is gone: a connection has one hook of each kind.
@@ -60,12 +92,12 @@ impl Guard {
     }
 
     /// From now on the transaction is ended by us, unless somebody else has done it: then the error says who.
-    pub(super) fn ending(&self) -> Result<(), &'static str> {
+    pub(super) fn ending(&self) -> Result<(), Ended> {
         self.leave_to(ENDING)
     }
 
     /// From now on nothing is wanted any more of what still runs on the connection; the rest as [`ending`](Self::ending).
-    pub(super) fn abandoning(&self) -> Result<(), &'static str> {
+    pub(super) fn abandoning(&self) -> Result<(), Ended> {
         self.leave_to(ABANDONED)
     }
 
@@ -76,25 +108,29 @@ impl Guard {
             .is_ok()
     }
 
-    /// The connection is to be closed, as soon as what runs on it has been stopped.
-    pub(super) fn stop(&self) {
-        self.0.store(ABANDONED, Ordering::SeqCst);
-    }
-
-    fn leave_to(&self, next: u8) -> Result<(), &'static str> {
+    fn leave_to(&self, next: u8) -> Result<(), Ended> {
+        // sqlx drops a hook when another one takes its place.
+        if Arc::strong_count(&self.0) < OWNERS {
+            return Err(Ended::Unhooked);
+        }
         match self.0.compare_exchange(ARMED, next, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(_) => Ok(()),
-            Err(COMMITTED) => Err("the handler ran COMMIT on the transaction that it was lent; nothing was committed"),
-            Err(_) => Err(
-                "the transaction was rolled back while the handler had it: it ran ROLLBACK, or swallowed the error of a \
-                 statement that rolls back (OR ROLLBACK, a full disk)",
-            ),
+            Err(COMMITTED) => Err(Ended::Committed),
+            Err(_) => Err(Ended::RolledBack),
         }
     }
 
     /// The connection is the pool's again.
     pub(super) fn disarm(&self) {
         self.0.store(OFF, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.0.load(Ordering::SeqCst) != OFF {
+            self.0.store(ABANDONED, Ordering::SeqCst);
+        }
     }
 }
 

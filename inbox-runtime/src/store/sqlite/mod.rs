@@ -1,23 +1,27 @@
 //! SQLite: one writer at a time, and hooks that let nobody but the runtime end its transaction.
 
 use std::{
-    collections::HashMap,
-    path::{Path, PathBuf},
-    sync::{Arc, LazyLock, Mutex, PoisonError, Weak},
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use sqlx::{
     Row, Sqlite, SqliteConnection, SqlitePool,
     sqlite::{SqliteConnectOptions, SqlitePoolOptions},
 };
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use tokio::time::{Instant, timeout};
 
 mod claim;
+mod file;
 mod guard;
 mod migrate;
 mod records;
+mod state;
 
 pub use claim::SqliteSession;
+use file::{SharedFile, Turn};
+use state::PoolState;
 
 use super::{
     Claim, ClaimError, Claimed, ConnectError, FaultClass, InboxConnection, IntoStore, Records, Store, StoreError,
@@ -32,38 +36,82 @@ impl InboxConnection for SqliteConnection {
     type Store = SqliteStore;
 }
 
+/// How long what ends a transaction may wait for a statement that a handler left running, and a connection's settings for
+/// being set back. Past it the connection is closed.
+const END_WAIT: Duration = Duration::from_secs(1);
+
+/// How long a commit may wait for the disk. Past it its outcome is unknown.
+const COMMIT_WAIT: Duration = Duration::from_secs(10);
+
 /// An inbox in a SQLite file.
 ///
-/// The wait for the file's write lock is the pool's `busy_timeout`, which a pool that the runtime makes itself has from
-/// `lock_wait`.
+/// It waits for the file's write lock as long as the pool's `busy_timeout` says, which a pool that the runtime makes itself
+/// has from `lock_wait`, and at most a second at a time: then health says that somebody else has the lock.
 #[derive(Clone, Debug)]
 pub struct SqliteStore {
     pool: SqlitePool,
-    /// SQLite has one writer; without a fair queue before it some workers would wait while others go again and again.
-    gate: Arc<AsyncMutex<()>>,
+    file: Arc<SharedFile>,
+    /// The settings of its connections, as the first of them had them.
+    state: Arc<OnceLock<PoolState>>,
 }
 
 impl SqliteStore {
     pub(crate) fn new(pool: SqlitePool) -> Self {
-        let gate = gate_of(&resolve(pool.connect_options().get_filename()));
-        Self { pool, gate }
+        let file = SharedFile::of(resolve(pool.connect_options().get_filename()));
+        let state = Arc::default();
+        Self { pool, file, state }
     }
 
     /// Waits for its turn to write, then for a connection.
     async fn writer(&self) -> Result<Writer, StoreError> {
-        let turn = Arc::new(self.gate.clone().lock_owned().await);
-        self.writer_in(turn).await
-    }
-
-    /// A connection for somebody whose turn it is.
-    async fn writer_in(&self, turn: Turn) -> Result<Writer, StoreError> {
+        let turn = self.file.turn().await?;
         let mut conn = self.acquire().await?;
-        // What is acknowledged must survive a power failure; a pool may have been set to less.
-        sqlx::raw_sql("PRAGMA synchronous = FULL")
-            .execute(&mut *conn)
+        // Until its settings are set back.
+        conn.taint();
+        self.state(&mut conn)
+            .await?
+            .prepare(&mut conn)
             .await
             .map_err(unavailable)?;
-        Ok(Writer { conn, turn })
+        Ok(Writer {
+            conn,
+            store: self.clone(),
+            _turn: turn,
+        })
+    }
+
+    /// The settings of the pool's connections, of which this is one that nobody else has had.
+    async fn state(&self, conn: &mut SqliteConnection) -> Result<&PoolState, StoreError> {
+        if let Some(state) = self.state.get() {
+            return Ok(state);
+        }
+        let state = PoolState::of(conn).await.map_err(unavailable)?;
+        Ok(self.state.get_or_init(|| state))
+    }
+
+    /// Whether the file can be written to by everybody who wants little: a transaction that needs new pages and is really
+    /// written to the disk, after which nothing of it is there.
+    ///
+    /// # Errors
+    ///
+    /// When it can't: the disk is full, the file is damaged, read-only, or not the one that was opened.
+    async fn probe_write(&self) -> Result<(), StoreError> {
+        /// 16 pages of the usual size: less is no room for any handler.
+        const BYTES: usize = 64 * 1024;
+        let mut writer = self.writer().await?;
+        writer.begin().await?;
+        for sql in [
+            "INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ('', $1, 0)",
+            "DELETE FROM inbox_events WHERE consumer_group = '' AND message_id = $1",
+        ] {
+            let filler = "x".repeat(BYTES);
+            sqlx::query(sql)
+                .bind(filler)
+                .execute(&mut *writer.conn)
+                .await
+                .map_err(trouble)?;
+        }
+        writer.commit().await
     }
 
     async fn describe(&self) -> Result<String, StoreError> {
@@ -80,7 +128,7 @@ impl SqliteStore {
 
     #[allow(clippy::unnecessary_wraps, reason = "of the shape that other databases have")]
     fn file(&self) -> Option<PathBuf> {
-        Some(resolve(self.pool.connect_options().get_filename()))
+        Some(self.file.path().to_owned())
     }
 }
 
@@ -91,7 +139,9 @@ impl SqliteStore {
     }
 
     async fn acquire(&self) -> Result<TxConnection<Sqlite>, StoreError> {
-        self.pool.acquire().await.map(TxConnection::new).map_err(unavailable)
+        let conn = self.pool.acquire().await.map(TxConnection::new).map_err(unavailable)?;
+        self.file.check()?;
+        Ok(conn)
     }
 }
 
@@ -108,23 +158,64 @@ impl Reader {
     }
 }
 
-/// The right to write, which ends when its last copy is dropped.
-type Turn = Arc<OwnedMutexGuard<()>>;
-
-/// A connection whose turn it is to write.
+/// A connection whose turn it is to write. It is closed on drop, unless it was [given back](Self::give_back).
 #[derive(Debug)]
 struct Writer {
     conn: TxConnection<Sqlite>,
-    turn: Turn,
+    store: SqliteStore,
+    _turn: Turn,
 }
 
 impl Writer {
     async fn begin(&mut self) -> Result<(), StoreError> {
-        self.conn.begin("BEGIN IMMEDIATE").await.map_err(trouble)
+        let file = &self.store.file;
+        let tried = Instant::now();
+        // IMMEDIATE: a transaction that becomes a writer late fails at once, whatever the busy timeout is.
+        match self.conn.begin("BEGIN IMMEDIATE").await {
+            Ok(()) => file.unlocked(),
+            Err(error) if is_busy(&error) => return Err(file.locked(tried)),
+            Err(error) => return Err(unavailable(error)),
+        }
+        self.check(false)
     }
 
     async fn commit(mut self) -> Result<(), StoreError> {
-        self.conn.commit().await.map_err(trouble)
+        self.end().await.map_err(trouble)?;
+        self.check(true)?;
+        self.give_back().await;
+        Ok(())
+    }
+
+    /// Commits.
+    async fn end(&mut self) -> sqlx::Result<()> {
+        self.conn.commit().await?;
+        self.conn.taint();
+        Ok(())
+    }
+
+    /// Whether what is written, or has just been, arrives in the file.
+    fn check(&self, written: bool) -> Result<(), StoreError> {
+        self.store.file.check()?;
+        if self.store.state.get().is_some_and(PoolState::has_log) {
+            self.store.file.check_log(written)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the connection is as the runtime has made it, after a handler has had it.
+    async fn is_kept(&mut self) -> bool {
+        match self.store.state.get() {
+            Some(state) => state.is_kept_by(&mut self.conn).await.unwrap_or(false),
+            None => false,
+        }
+    }
+
+    /// Gives the connection back to the pool as it was; where that fails it is closed.
+    async fn give_back(mut self) {
+        let Some(state) = self.store.state.get() else { return };
+        if let Ok(Ok(())) = timeout(END_WAIT, state.restore(&mut self.conn)).await {
+            self.conn.clean();
+        }
     }
 }
 
@@ -183,13 +274,7 @@ impl Store for SqliteStore {
     }
 
     async fn probe(&self) -> Result<(), StoreError> {
-        let mut writer = self.writer().await?;
-        writer.begin().await?;
-        sqlx::query("INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES (' ', 'probe', 0)")
-            .execute(&mut *writer.conn)
-            .await
-            .map_err(unavailable)?;
-        writer.conn.rollback().await.map_err(unavailable)
+        self.probe_write().await
     }
 }
 
@@ -201,30 +286,13 @@ impl IntoStore for SqlitePool {
     }
 }
 
-/// The gate of a file: one for all pools of this process that write to it.
-fn gate_of(file: &Path) -> Arc<AsyncMutex<()>> {
-    static GATES: LazyLock<Mutex<HashMap<PathBuf, Weak<AsyncMutex<()>>>>> = LazyLock::new(Mutex::default);
-    let mut gates = GATES.lock().unwrap_or_else(PoisonError::into_inner);
-    gates.retain(|_, gate| gate.strong_count() > 0);
-    if let Some(gate) = gates.get(file).and_then(Weak::upgrade) {
-        return gate;
-    }
-    let gate = Arc::new(AsyncMutex::new(()));
-    gates.insert(file.to_owned(), Arc::downgrade(&gate));
-    gate
-}
-
 fn unavailable(error: sqlx::Error) -> StoreError {
     StoreError::Unavailable(Box::new(error))
 }
 
-/// Sorts an error of one of our own statements.
+/// Sorts an error of one of our own statements. A lock is never about one message, since it is one of the whole file.
 fn trouble(error: sqlx::Error) -> StoreError {
-    if is_busy(&error) {
-        StoreError::Locked(Box::new(error))
-    } else {
-        unavailable(error)
-    }
+    unavailable(error)
 }
 
 /// Whether somebody else has the lock: BUSY and LOCKED.

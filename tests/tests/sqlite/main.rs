@@ -16,7 +16,14 @@ use inbox_runtime::{
 use inbox_tests::{EmbeddedFile, SqliteFile, TestBroker, TestConnection, TestDatabase, World, eventually, next};
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
+mod disk;
+mod endings;
+mod locks;
+
 type Here = World<EmbeddedFile, SqliteFile>;
+
+/// How long a test waits for what should be there at once: only a hang takes longer.
+const HANG: Duration = Duration::from_secs(60);
 
 /// Leaves the level of `synchronous` that its transaction has.
 #[inbox_handler(group = "synchronous", subject = "order.created")]
