@@ -134,8 +134,8 @@ impl<S: Store> Case<'_, S> {
                     false,
                 );
             }
-            // What the handler says of its own message needs no connection to be true.
-            Err(AbandonError::Lost(_)) if error.verdict() != Verdict::Retry => return (Attempt::Failed(error), false),
+            // What the handler says of its own message needs no connection to be true, only one to be written down.
+            Err(AbandonError::Lost(_)) if error.verdict() != Verdict::Retry => return (Attempt::Suspect(error), false),
             Err(AbandonError::Lost(lost)) => {
                 return (
                     Attempt::Lost(format!("{}; the rollback: {lost}", error.report())),
