@@ -74,6 +74,7 @@ mod broker;
 mod check;
 mod claim;
 pub mod config;
+mod contain;
 mod dead_letters;
 mod delivery;
 mod error;
@@ -166,7 +167,7 @@ pub use extract::{
     DeliveryContext, Envelope, FromDelivery, Header, HeaderName, Json, Meta, MetaBuilder, Rejection, State, States,
     VersionedEnvelope,
 };
-pub use inbox::{HandlerHealth, Health, HealthHandle, Inbox, InboxBuilder, InboxHandle};
+pub use inbox::{BlockedHandlers, HandlerHealth, Health, HealthHandle, Inbox, InboxBuilder, InboxHandle};
 pub use outcome::{Handled, HandlerError, IntoOutcome, Outcome};
 pub use registry::{AckStrategy, Backoff, HandlerMeta, IdSource, StartPosition};
 pub use store::{

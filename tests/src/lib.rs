@@ -27,7 +27,7 @@ pub use database::{PostgresDatabase, pool};
 pub use database::{SqliteFile, TestConnection, TestDatabase};
 pub use flaky::Flaky;
 pub use linked::linked;
-pub use probe::{Call, Fragile, Order, Probe, Step};
+pub use probe::{Call, Fragile, Latch, Order, Probe, Step};
 pub use script::Script;
 pub use world::{World, eventually, next, nothing_more};
 

@@ -9,14 +9,18 @@ mod builder;
 mod databases;
 mod handle;
 mod health;
+mod left_behind;
+mod nudge;
 mod start;
 
 pub use builder::InboxBuilder;
 pub use handle::InboxHandle;
 pub use health::{HandlerHealth, Health, HealthHandle};
+pub use left_behind::BlockedHandlers;
 
 use crate::{
     broker::DynSource,
+    contain::Contained,
     error::Error,
     outcome::Outcome,
     pipeline::{
@@ -28,6 +32,8 @@ use crate::{
     telemetry,
 };
 use health::Life;
+use left_behind::Handlers;
+use nudge::Nudge;
 
 /// How often [`Inbox::process_one`] looks for dead letters to replay while it waits for a message.
 const REPLAY_INTERVAL: Duration = Duration::from_millis(500);
@@ -151,7 +157,8 @@ impl Inbox {
     ///
     /// # Errors
     ///
-    /// [`Error::Aborted`] when it was told to stop twice, [`Error::Task`] when one of its own tasks panicked,
+    /// [`Error::Aborted`] when it was told to stop twice, [`Error::Blocked`] when it stopped without handlers that block
+    /// their threads (as long as another thread of the runtime is free to notice it), [`Error::Task`] when one of its own tasks panicked,
     /// [`Error::Broker`] when a broker's client has come to its end: only a new start helps then, as after another member of a
     /// Kafka group has taken its `group.instance.id`. A broker or a database that can't be reached is waited for.
     ///
@@ -190,9 +197,13 @@ impl Inbox {
             .map(|listener| crate::http::serve(listener, life.handle()));
         let mut upkeep = std::pin::pin!(telemetry::upkeep());
         let mut tasks = JoinSet::new();
+        let mut handlers = Vec::new();
         for line in self.lines {
+            handlers.push((line.meta, line.runner.running()));
             tasks.spawn(line.runner.run(line.source, stop.clone()));
         }
+        let _nudge = Nudge::start(handlers.iter().map(|(_, running)| running.clone()).collect());
+        let mut left_behind = std::pin::pin!(Handlers(handlers).left_behind(stop.now.clone()));
         let stopping = stop_in_time(stop.clone(), self.shutdown, self.abort, self.shutdown_timeout);
         let mut stopping = std::pin::pin!(stopping);
         let mut aborted = false;
@@ -207,6 +218,12 @@ impl Inbox {
                         stop.drain.cancel();
                         death.get_or_insert(error);
                     }
+                }
+                // Their tasks are aborted with the others; they notice it when they return.
+                blocked = &mut left_behind => {
+                    blocked.log();
+                    death.get_or_insert(Error::Blocked(blocked));
+                    break;
                 }
                 () = &mut upkeep => unreachable!("upkeep never returns"),
                 how = &mut stopping, if !stopped => {
@@ -289,9 +306,8 @@ async fn stop_in_time(
     abort: Option<builder::Signal>,
     timeout: Duration,
 ) -> bool {
-    let never = || Box::pin(std::future::pending()) as builder::Signal;
     tokio::select! {
-        () = shutdown.unwrap_or_else(never) => stop.drain.cancel(),
+        () = signalled("shutdown", shutdown) => stop.drain.cancel(),
         () = stop.drain.cancelled() => {}
     }
     tokio::select! {
@@ -300,10 +316,20 @@ async fn stop_in_time(
             stop.now.cancel();
             false
         }
-        () = abort.unwrap_or_else(never) => {
+        () = signalled("abort", abort) => {
             stop.now.cancel();
             true
         }
+    }
+}
+
+/// Waits for a future of the program's that says when to stop. One that panics will never say it, so that says it too.
+async fn signalled(what: &'static str, signal: Option<builder::Signal>) {
+    let Some(signal) = signal else {
+        return std::future::pending().await;
+    };
+    if let Err(panic) = Contained::new("the future that stops the inbox", signal).await {
+        tracing::error!(panic, "the future `{what}` panicked; the inbox stops");
     }
 }
 

@@ -1,4 +1,4 @@
-//! A handler that panics, hangs, blocks its thread or is dropped: it is rolled back and counted, and the worker goes on.
+//! Handlers that panic, hang, block their thread or are dropped.
 
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
