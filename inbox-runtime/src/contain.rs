@@ -25,7 +25,7 @@ pub(crate) fn contain<T>(run: impl FnOnce() -> T) -> Result<T, String> {
 /// Drops a value whose destructor may panic, which is logged. `what` names the value.
 pub(crate) fn dispose<T>(what: &str, value: T) {
     if let Err(panic) = contain(|| drop(value)) {
-        tracing::warn!(panic, "{what} panicked when it was dropped");
+        tracing::warn!(error = panic, "{what} panicked when it was dropped");
     }
 }
 

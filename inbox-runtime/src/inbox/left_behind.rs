@@ -88,9 +88,9 @@ impl BlockedHandlers {
                 handler = handler.name,
                 group = handler.group,
                 message_id = handler.message_id,
-                running_s = handler.running.as_secs_f64(),
-                "the handler blocks its thread beyond the shutdown timeout and is left behind: nothing of it will be \
-                 committed; let it run what blocks in `tokio::task::spawn_blocking`"
+                "the handler has run for {:.1} s, blocks its thread beyond the shutdown timeout and is left behind: nothing of \
+                 it will be committed; let it run what blocks in `tokio::task::spawn_blocking`",
+                handler.running.as_secs_f64()
             );
         }
     }

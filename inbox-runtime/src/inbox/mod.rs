@@ -203,39 +203,21 @@ impl Inbox {
             tasks.spawn(line.runner.run(line.source, stop.clone()));
         }
         let _nudge = Nudge::start(handlers.iter().map(|(_, running)| running.clone()).collect());
-        let mut left_behind = std::pin::pin!(Handlers(handlers).left_behind(stop.now.clone()));
-        let stopping = stop_in_time(stop.clone(), self.shutdown, self.abort, self.shutdown_timeout);
+        let mut ended = std::pin::pin!(supervise(tasks, stop.clone(), Handlers(handlers)));
+        let stopping = stop_in_time(stop, self.shutdown, self.abort, self.shutdown_timeout);
         let mut stopping = std::pin::pin!(stopping);
-        let mut aborted = false;
-        let mut stopped = false;
-        let mut death = None;
-        loop {
+        let mut aborted = None;
+        let result = loop {
             tokio::select! {
-                joined = tasks.join_next() => {
-                    let Some(joined) = joined else { break };
-                    // One of our own tasks panicked, or a broker's client has ended: nothing is hidden, and the others are drained.
-                    if let Err(error) = joined.map_err(Error::from).flatten() {
-                        stop.drain.cancel();
-                        death.get_or_insert(error);
-                    }
-                }
-                // Their tasks are aborted with the others; they notice it when they return.
-                blocked = &mut left_behind => {
-                    blocked.log();
-                    death.get_or_insert(Error::Blocked(blocked));
-                    break;
-                }
+                result = &mut ended => break result,
                 () = &mut upkeep => unreachable!("upkeep never returns"),
-                how = &mut stopping, if !stopped => {
-                    stopped = true;
-                    aborted = how;
-                }
+                twice = &mut stopping, if aborted.is_none() => aborted = Some(twice),
             }
-        }
-        match death {
-            Some(error) => Err(error),
-            None if aborted => Err(Error::Aborted),
-            None => {
+        };
+        match result {
+            Err(error) => Err(error),
+            Ok(()) if aborted == Some(true) => Err(Error::Aborted),
+            Ok(()) => {
                 let report = self.tally.report();
                 tracing::info!(%report, "stopped");
                 Ok(report)
@@ -299,6 +281,30 @@ fn first(deliveries: Vec<(crate::delivery::Delivery, crate::broker::DynLease)>) 
         .map(|(delivery, lease)| Job::new(delivery, lease))
 }
 
+/// Waits until every handler has ended, or every one that doesn't block its thread. The error is the first that one ended
+/// with: nothing is hidden, and the others are drained.
+async fn supervise(mut tasks: JoinSet<Result<(), Error>>, stop: Stop, handlers: Handlers) -> Result<(), Error> {
+    let mut left_behind = std::pin::pin!(handlers.left_behind(stop.now));
+    let mut result = Ok(());
+    loop {
+        let joined = tokio::select! {
+            joined = tasks.join_next() => joined,
+            // Their tasks are aborted with the others; they notice it when they return.
+            blocked = &mut left_behind => {
+                blocked.log();
+                return result.and(Err(Error::Blocked(blocked)));
+            }
+        };
+        let Some(joined) = joined else { return result };
+        // One of our own tasks panicked, or a broker's client has ended.
+        let ended = joined.map_err(Error::from).flatten();
+        if ended.is_err() {
+            stop.drain.cancel();
+        }
+        result = result.and(ended);
+    }
+}
+
 /// Waits for the word to stop and sees to it that it is followed in time. Returns whether it came twice.
 async fn stop_in_time(
     stop: Stop,
@@ -329,7 +335,7 @@ async fn signalled(what: &'static str, signal: Option<builder::Signal>) {
         return std::future::pending().await;
     };
     if let Err(panic) = Contained::new("the future that stops the inbox", signal).await {
-        tracing::error!(panic, "the future `{what}` panicked; the inbox stops");
+        tracing::error!(error = panic, "the future `{what}` panicked; the inbox stops");
     }
 }
 

@@ -118,7 +118,7 @@ async fn g43_the_others_are_given_back<B: TestBroker, D: TestDatabase>() {
     eventually("the one blocks", async || world.probe.runs("audit", "m1") == 1).await;
     world.publish("m2").await;
     eventually("the other is there", async || {
-        let settled = world.broker.settled("audit", "order.created").await;
+        let settled = world.broker.settled("audit", ">").await;
         settled.is_some_and(|settled| settled.waiting == 0)
     })
     .await;

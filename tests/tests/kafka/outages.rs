@@ -10,6 +10,9 @@ use inbox_tests::{
 
 use super::{Kafkaesque, on, says, stop};
 
+/// A stop takes no longer, on a busy machine either: less than the shutdown timeout of 25 s.
+const STOP: Duration = Duration::from_secs(20);
+
 async fn server() -> Kafka {
     tokio::task::spawn_blocking(own).await.expect("a server")
 }
@@ -33,7 +36,7 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
     says(&inbox, "no broker answers").await;
     let start = Instant::now();
     stop(inbox).await;
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() < STOP, "{:?}", start.elapsed());
 
     // The same on one thread, from a start without brokers.
     let lonely = world.clone();
@@ -47,7 +50,7 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
             assert!(!inbox.health().ready);
             let start = Instant::now();
             stop(inbox).await;
-            assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+            assert!(start.elapsed() < STOP, "{:?}", start.elapsed());
         });
     });
     tokio::task::spawn_blocking(move || thread.join())
