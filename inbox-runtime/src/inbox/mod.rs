@@ -19,7 +19,7 @@ pub use health::{HandlerHealth, Health, HealthHandle};
 pub use left_behind::BlockedHandlers;
 
 use crate::{
-    broker::DynSource,
+    broker::{DynSource, SourceStatus},
     contain::Contained,
     error::Error,
     outcome::Outcome,
@@ -198,7 +198,9 @@ impl Inbox {
         let mut upkeep = std::pin::pin!(telemetry::upkeep());
         let mut tasks = JoinSet::new();
         let mut handlers = Vec::new();
+        let mut sources = Vec::new();
         for line in self.lines {
+            sources.push((line.meta.name, line.source.status()));
             handlers.push((line.meta, line.runner.running()));
             tasks.spawn(line.runner.run(line.source, stop.clone()));
         }
@@ -214,14 +216,13 @@ impl Inbox {
                 twice = &mut stopping, if aborted.is_none() => aborted = Some(twice),
             }
         };
-        match result {
-            Err(error) => Err(error),
-            Ok(()) if aborted == Some(true) => Err(Error::Aborted),
-            Ok(()) => {
-                let report = self.tally.report();
-                tracing::info!(%report, "stopped");
-                Ok(report)
-            }
+        count_unconfirmed(&sources, &self.tally);
+        let report = self.tally.report();
+        tracing::info!(%report, "stopped");
+        result?;
+        match aborted {
+            Some(true) => Err(Error::Aborted),
+            _ => Ok(report),
         }
     }
 
@@ -279,6 +280,21 @@ fn first(deliveries: Vec<(crate::delivery::Delivery, crate::broker::DynLease)>) 
         .into_iter()
         .next()
         .map(|(delivery, lease)| Job::new(delivery, lease))
+}
+
+/// Counts what was acknowledged and not confirmed by the broker when its source was closed.
+fn count_unconfirmed(sources: &[(&'static str, SourceStatus)], tally: &Tally) {
+    for (handler, status) in sources {
+        let unconfirmed = status.unconfirmed();
+        if unconfirmed > 0 {
+            tally.count_unconfirmed(unconfirmed);
+            tracing::warn!(
+                handler,
+                "{unconfirmed} acknowledgements were not confirmed by the broker; their messages may come again, and are \
+                 then found to be duplicates where they are claimed"
+            );
+        }
+    }
 }
 
 /// Waits until every handler has ended, or every one that doesn't block its thread. The error is the first that one ended

@@ -249,7 +249,18 @@ impl<S: Store> Worker<'_, S> {
             return Some((popped?, None));
         }
         self.release().await;
-        Some((self.queue.pop().await?, None))
+        Some((self.wait().await?, None))
+    }
+
+    /// Waits for a message. What is still being settled may panic meanwhile, which must not be hidden until there is one.
+    async fn wait(&mut self) -> Option<Queued> {
+        let mut popped = std::pin::pin!(self.queue.pop());
+        tokio::select! {
+            biased;
+            popped = &mut popped => return popped,
+            () = self.settling.settled() => {}
+        }
+        popped.await
     }
 
     async fn release(&mut self) {
