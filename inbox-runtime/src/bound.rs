@@ -1,13 +1,9 @@
 //! A handler that only lacks its transaction: its arguments are decoded, its future isn't made yet.
 
-use std::{
-    fmt,
-    future::Future,
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
-};
+use std::{fmt, future::Future, pin::Pin};
 
 use crate::{
+    contain::dispose,
     outcome::{Handled, HandlerError, IntoOutcome},
     store::Store,
 };
@@ -48,10 +44,7 @@ impl<S: Store> Drop for Bound<S> {
     /// The arguments of a handler that doesn't run (of a duplicate, for one) are dropped here. A destructor of theirs
     /// that panics must not take the worker with it.
     fn drop(&mut self) {
-        let call = self.call.take();
-        if catch_unwind(AssertUnwindSafe(|| drop(call))).is_err() {
-            tracing::warn!("an argument of a handler that did not run panicked when it was dropped");
-        }
+        dispose("an argument of a handler that did not run", self.call.take());
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::{
     broker::BrokerError,
+    inbox::BlockedHandlers,
     pipeline::text,
     store::{ConnectError, MigrateError, StoreError},
 };
@@ -44,6 +45,10 @@ pub enum Error {
     /// The second signal came while handlers were still running. They were rolled back, and their messages come again.
     #[error("stopped by a second signal; handlers that were running are rolled back, and their messages come again")]
     Aborted,
+    /// Handlers block their threads beyond the shutdown timeout, and are left behind: nothing can stop them. Nothing of them
+    /// will be committed or acknowledged, and their messages come again when their leases run out.
+    #[error("{0}")]
+    Blocked(BlockedHandlers),
     /// The operating system's signals can't be listened to.
     #[error("signals can't be listened to: {0}")]
     Signals(#[source] std::io::Error),

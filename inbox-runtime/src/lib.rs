@@ -64,7 +64,7 @@
 //! # Features
 //!
 //! `macros` (default) has the attribute. Brokers: `embedded`, `nats`, `kafka` (`kafka-ssl` for TLS and SASL). Databases:
-//! `sqlite`, `postgres` (`postgres-tls` for TLS). //! `anyhow` and `eyre` let [`HandlerError`] see the chain inside these errors. `metrics`, `otel` and `http`
+//! `sqlite`, `postgres` (`postgres-tls` for TLS). `anyhow` and `eyre` let [`HandlerError`] see the chain inside these errors. `metrics`, `otel` and `http`
 //! show what goes on. `testing` has the test kit. Features are additive.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -74,6 +74,7 @@ mod broker;
 mod check;
 mod claim;
 pub mod config;
+mod contain;
 mod dead_letters;
 mod delivery;
 mod error;
@@ -166,7 +167,7 @@ pub use extract::{
     DeliveryContext, Envelope, FromDelivery, Header, HeaderName, Json, Meta, MetaBuilder, Rejection, State, States,
     VersionedEnvelope,
 };
-pub use inbox::{HandlerHealth, Health, HealthHandle, Inbox, InboxBuilder, InboxHandle};
+pub use inbox::{BlockedHandlers, HandlerHealth, Health, HealthHandle, Inbox, InboxBuilder, InboxHandle};
 pub use outcome::{Handled, HandlerError, IntoOutcome, Outcome};
 pub use registry::{AckStrategy, Backoff, HandlerMeta, IdSource, StartPosition};
 pub use store::{
@@ -180,6 +181,10 @@ pub use tally::Report;
 /// Everything comes from the environment: `DATABASE_URL`, `INBOX_BROKER_URL`, and the settings that have a default. The
 /// first signal drains: running handlers finish and are settled, everything else is given back at once. The second stops
 /// now. For anything else there is [`Inbox::builder`], of which this is three lines.
+///
+/// It returns in time even if a handler blocks its thread ([`Error::Blocked`]). A runtime that is dropped, at the end of a
+/// `main` under `#[tokio::main]` too, then waits for that thread; a program that must not wait ends with
+/// [`std::process::exit`].
 ///
 /// # Errors
 ///

@@ -29,6 +29,9 @@ pub struct Report {
     pub acked: u64,
     /// Acknowledgements that failed; those messages come again and are found to be duplicates.
     pub ack_failures: u64,
+    /// Those of `acked` that the broker had not confirmed when the inbox ended (Kafka's are committed a moment later); those
+    /// messages may come again and are found to be duplicates. 0 while it runs.
+    pub unconfirmed: u64,
 }
 
 impl Report {
@@ -58,6 +61,7 @@ impl Report {
             deferred: self.deferred - earlier.deferred,
             acked: self.acked - earlier.acked,
             ack_failures: self.ack_failures - earlier.ack_failures,
+            unconfirmed: self.unconfirmed - earlier.unconfirmed,
         }
     }
 }
@@ -67,7 +71,11 @@ impl fmt::Display for Report {
         for outcome in Outcome::ALL {
             write!(f, "{outcome}={} ", self.count(outcome))?;
         }
-        write!(f, "acked={} ack_failures={}", self.acked, self.ack_failures)
+        write!(f, "acked={} ack_failures={}", self.acked, self.ack_failures)?;
+        match self.unconfirmed {
+            0 => Ok(()),
+            unconfirmed => write!(f, " unconfirmed={unconfirmed}"),
+        }
     }
 }
 
@@ -77,6 +85,7 @@ pub(crate) struct Tally {
     outcomes: [AtomicU64; Outcome::ALL.len()],
     acked: AtomicU64,
     ack_failures: AtomicU64,
+    unconfirmed: AtomicU64,
 }
 
 impl Tally {
@@ -87,6 +96,11 @@ impl Tally {
     pub(crate) fn count_ack(&self, success: bool) {
         let counter = if success { &self.acked } else { &self.ack_failures };
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The inbox has ended, with that many acknowledgements more that the broker hasn't confirmed.
+    pub(crate) fn count_unconfirmed(&self, acknowledgements: u64) {
+        self.unconfirmed.fetch_add(acknowledgements, Ordering::Relaxed);
     }
 
     pub(crate) fn report(&self) -> Report {
@@ -101,6 +115,7 @@ impl Tally {
             deferred: of(Outcome::Deferred),
             acked: self.acked.load(Ordering::Relaxed),
             ack_failures: self.ack_failures.load(Ordering::Relaxed),
+            unconfirmed: self.unconfirmed.load(Ordering::Relaxed),
         }
     }
 }

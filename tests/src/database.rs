@@ -87,7 +87,7 @@ pub trait TestDatabase: Clone + Send + Sync + 'static {
     type Lock: Send + 'static;
     /// The module of [`handlers`](crate::handlers) whose handlers are its.
     const HANDLERS: &'static str;
-    /// A statement that takes about half a second, and can't be stopped by whoever waits for it.
+    /// A statement that takes more than the timeout of `hasty`, a second, and not much more, and can't be stopped by whoever waits for it.
     const SLOW: &'static str;
 
     /// A database with an empty table `effects(grp, msg_id)` without any key, so that a second effect shows. The tables
@@ -222,7 +222,7 @@ impl TestDatabase for SqliteFile {
     type Lock = SqliteConnection;
 
     const HANDLERS: &'static str = "sqlite";
-    const SLOW: &'static str = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 700000) \
+    const SLOW: &'static str = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 6000000) \
                                 SELECT count(*) FROM n";
 
     async fn fresh() -> Self {

@@ -1,6 +1,7 @@
 //! A broker whose acknowledgements and pulls can be made to fail, and watched.
 
 use std::{
+    collections::HashMap,
     fmt,
     pin::Pin,
     sync::{
@@ -27,11 +28,22 @@ struct Faults {
     acks: AtomicU32,
     pulls: AtomicU32,
     pulled: AtomicU32,
+    panics: Mutex<HashMap<&'static str, u32>>,
     watcher: Mutex<Option<Watcher>>,
     status: Mutex<Option<SourceStatus>>,
 }
 
 impl Faults {
+    /// Panics if that call is to.
+    fn panic_in(&self, call: &'static str) {
+        let mut panics = self.panics.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left) = panics.get_mut(call).filter(|left| **left > 0) {
+            *left -= 1;
+            drop(panics);
+            assert!(std::thread::panicking(), "in {call}");
+        }
+    }
+
     /// What comes before every acknowledgement: the watcher's look, then perhaps the loss.
     async fn before_ack(&self) -> Result<(), BrokerError> {
         let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -81,6 +93,19 @@ impl<B> Flaky<B> {
     /// The next `count` pulls fail.
     pub fn fail_pulls(&self, count: u32) {
         self.faults.pulls.store(count, Ordering::SeqCst);
+    }
+
+    /// The next `count` calls of that method of a source or a lease panic. `drop` is the destructor of a lease.
+    pub fn panic_in(&self, call: &'static str, count: u32) {
+        let mut panics = self.faults.panics.lock().unwrap_or_else(PoisonError::into_inner);
+        panics.insert(call, count);
+    }
+
+    /// How many of the panics of that method are still to come.
+    #[must_use]
+    pub fn panics_left(&self, call: &'static str) -> u32 {
+        let panics = self.faults.panics.lock().unwrap_or_else(PoisonError::into_inner);
+        panics.get(call).copied().unwrap_or_default()
     }
 
     /// What the sources that are opened from now on say about themselves.
@@ -145,6 +170,7 @@ impl<S: Source> Source for FlakySource<S> {
 
     async fn pull(&mut self, max: usize, wait: Duration) -> Result<Vec<(Delivery, Self::Lease)>, BrokerError> {
         self.faults.pulled.fetch_add(1, Ordering::SeqCst);
+        self.faults.panic_in("pull");
         if take(&self.faults.pulls) {
             return Err(fault("no messages"));
         }
@@ -165,10 +191,12 @@ impl<S: Source> Source for FlakySource<S> {
     }
 
     async fn close(&mut self) {
+        self.faults.panic_in("close");
         self.inner.close().await;
     }
 
     fn ack_wait(&self) -> Duration {
+        self.faults.panic_in("ack_wait");
         self.inner.ack_wait()
     }
 
@@ -177,6 +205,7 @@ impl<S: Source> Source for FlakySource<S> {
     }
 
     fn status(&self) -> SourceStatus {
+        self.faults.panic_in("status");
         let said = self
             .faults
             .status
@@ -194,26 +223,37 @@ pub struct FlakyLease<L> {
     faults: Arc<Faults>,
 }
 
+impl<L> Drop for FlakyLease<L> {
+    fn drop(&mut self) {
+        self.faults.panic_in("drop");
+    }
+}
+
 impl<L: Lease> Lease for FlakyLease<L> {
     async fn ack(&self) -> Result<(), BrokerError> {
+        self.faults.panic_in("ack");
         self.faults.before_ack().await?;
         self.inner.ack().await
     }
 
     async fn ack_confirmed(&self) -> Result<(), BrokerError> {
+        self.faults.panic_in("ack_confirmed");
         self.faults.before_ack().await?;
         self.inner.ack_confirmed().await
     }
 
     async fn nak(&self, delay: Duration) -> Result<(), BrokerError> {
+        self.faults.panic_in("nak");
         self.inner.nak(delay).await
     }
 
     async fn progress(&self) -> Result<(), BrokerError> {
+        self.faults.panic_in("progress");
         self.inner.progress().await
     }
 
     fn successor(&self) -> Option<(Delivery, Self)> {
+        self.faults.panic_in("successor");
         let (delivery, inner) = self.inner.successor()?;
         let faults = self.faults.clone();
         Some((delivery, Self { inner, faults }))

@@ -27,9 +27,9 @@ pub use database::{PostgresDatabase, pool};
 pub use database::{SqliteFile, TestConnection, TestDatabase};
 pub use flaky::Flaky;
 pub use linked::linked;
-pub use probe::{Call, Fragile, Order, Probe, Step};
+pub use probe::{Call, Fragile, Latch, Order, Probe, Step};
 pub use script::Script;
-pub use world::{World, eventually, next, nothing_more};
+pub use world::{World, eventually, in_time, next, nothing_more};
 
 /// As [`suite!`], for tests that need other processes: the pairs that those can reach.
 #[macro_export]

@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -83,10 +86,14 @@ pub enum Step {
     Hang,
     /// Blocks its thread, then succeeds.
     Block(Duration),
+    /// Blocks its thread until it is let go, then succeeds.
+    BlockUntil(Latch),
     /// Waits for the semaphore's permit, then succeeds.
     Gate(Arc<tokio::sync::Semaphore>),
     /// Waits for the semaphore's permit, then does the next step.
     After(Arc<tokio::sync::Semaphore>, Box<Self>),
+    /// Does the one step and then, if it succeeds, the other.
+    Then(Box<Self>, Box<Self>),
     /// Runs statements on the transaction, ignores their errors, then does the next step.
     Swallow(&'static str, Box<Self>),
     /// Runs statements on the transaction, gives up on them after that time, then does the next step.
@@ -105,6 +112,35 @@ pub enum Step {
     PanicInDrop(Box<Self>),
     /// Kills the process the hard way.
     Abort,
+}
+
+/// What a handler that blocks its thread waits for.
+#[derive(Clone, Debug, Default)]
+pub struct Latch {
+    open: Arc<AtomicBool>,
+    passed: Arc<AtomicU32>,
+}
+
+impl Latch {
+    /// Lets everybody go.
+    pub fn open(&self) {
+        self.open.store(true, Ordering::SeqCst);
+    }
+
+    /// How many have been let go.
+    #[must_use]
+    pub fn passed(&self) -> u32 {
+        self.passed.load(Ordering::SeqCst)
+    }
+
+    /// Blocks the thread; for a minute if nobody opens it, so that a test that fails comes to an end.
+    fn block(&self) {
+        let start = Instant::now();
+        while !self.open.load(Ordering::SeqCst) && start.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.passed.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 type Script = Arc<dyn Fn(&Call) -> Step + Send + Sync>;
@@ -206,9 +242,14 @@ impl Step {
             Self::Sleep(time) => tokio::time::sleep(time).await,
             Self::Hang => std::future::pending().await,
             Self::Block(time) => std::thread::sleep(time),
+            Self::BlockUntil(latch) => latch.block(),
             Self::Gate(gate) => gate.acquire().await?.forget(),
             Self::After(gate, next) => {
                 gate.acquire().await?.forget();
+                return Box::pin(next.perform(tx)).await;
+            }
+            Self::Then(first, next) => {
+                Box::pin(first.perform(tx)).await?;
                 return Box::pin(next.perform(tx)).await;
             }
             Self::Swallow(sql, next) => {

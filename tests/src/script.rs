@@ -7,7 +7,8 @@ use crate::probe::{Call, Step};
 /// What handlers do, message by message: rules `<id>=<action>` or `<action>`, separated by commas, of which the first that
 /// fits holds. A message that none fits succeeds.
 ///
-/// Actions are `ok`, `fail`, `fail:<probability>`, `permanent`, `sleep:<duration>`, `abort` (of the process).
+/// Actions are `ok`, `fail`, `fail:<probability>`, `permanent`, `sleep:<duration>`, `block:<duration>` (of
+/// its thread), `abort` (of the process).
 #[derive(Clone, Debug, Default)]
 pub struct Script(Vec<(Option<String>, Action)>);
 
@@ -17,6 +18,7 @@ enum Action {
     Fail(f64),
     Permanent,
     Sleep(Duration),
+    Block(Duration),
     Abort,
 }
 
@@ -33,6 +35,7 @@ impl Script {
             Action::Ok | Action::Fail(_) => Step::Ok,
             Action::Permanent => Step::Permanent("as the script says"),
             Action::Sleep(time) => Step::Sleep(*time),
+            Action::Block(time) => Step::Block(*time),
             Action::Abort => Step::Abort,
         }
     }
@@ -61,6 +64,7 @@ impl FromStr for Action {
             ("fail", probability) => Self::Fail(probability.parse()?),
             ("permanent", "") => Self::Permanent,
             ("sleep", time) => Self::Sleep(humantime::parse_duration(time)?),
+            ("block", time) => Self::Block(humantime::parse_duration(time)?),
             ("abort", "") => Self::Abort,
             _ => anyhow::bail!("`{text}` is no action of a script"),
         })

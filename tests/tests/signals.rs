@@ -15,6 +15,7 @@ process_suite!(
     f78_a_second_signal_stops_now,
     f78_a_handler_beyond_the_shutdown_timeout_is_rolled_back,
     f78_sigkill_while_draining,
+    g43_a_handler_that_blocks_its_thread_is_left_behind,
 );
 
 /// A group, and eleven messages for it.
@@ -82,14 +83,14 @@ async fn f78_sigint_drains<B: TestBroker, D: TestDatabase>() {
 /// they have not begun, so they don't begin.
 async fn f78_sigterm_drains_with_many_at_a_time<B: TestBroker, D: TestDatabase>() {
     let case = Case::<B, D>::new("many").await;
-    let mut worker = case.worker("sleep:2s").start();
+    let mut worker = case.worker("sleep:5s").start();
     worker.says("run").await;
     worker.signal(Signal::TERM);
     let told = Instant::now();
     let ended = worker.end().await;
     assert!(ended.status.success(), "{ended:#?}");
     assert!(
-        told.elapsed() < Duration::from_secs(6),
+        told.elapsed() < Duration::from_secs(20),
         "one handler after the other: {ended:#?}"
     );
     let begun = ended.all_runs();
@@ -149,4 +150,24 @@ async fn f78_sigkill_while_draining<B: TestBroker, D: TestDatabase>() {
     case.world.assert_untouched(&case.group, "m0").await;
     let other = case.finish(case.worker("ok")).await;
     assert_eq!((other.all_runs(), other.runs(&case.group, "m0")), (11, 1), "{other:#?}");
+}
+
+/// The signal is noticed and `run()` returns while the handler still blocks, whichever thread it blocks. The process ends
+/// only with the thread, or by force.
+async fn g43_a_handler_that_blocks_its_thread_is_left_behind<B: TestBroker, D: TestDatabase>() {
+    let case = Case::<B, D>::new("one").await;
+    let blocks = case.worker("m0=block:200s").env("INBOX_SHUTDOWN_TIMEOUT", "300ms");
+    let mut worker = blocks.ack_wait(Duration::from_secs(2)).start();
+    worker.says("run").await;
+    worker.signal(Signal::TERM);
+    // Each waits for a minute at most, which is less in all than the handler blocks.
+    worker.logs("blocks its thread").await;
+    worker.says("ended").await;
+    let ended = worker.kill().await;
+    let name = format!("worker::{}::one_at_a_time", D::HANDLERS);
+    let named = |line: &String| line.contains("blocks its thread") && line.contains(&name) && line.contains("m0");
+    assert!(ended.log.iter().any(named), "{ended:#?}");
+    case.world.assert_untouched(&case.group, "m0").await;
+    let other = case.finish(case.worker("ok")).await;
+    assert_eq!(other.all_runs(), 11, "{other:#?}");
 }

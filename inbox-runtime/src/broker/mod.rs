@@ -4,6 +4,7 @@ use std::{error::Error as StdError, fmt, future::Future, path::PathBuf, sync::Ar
 
 use crate::{
     config::Config,
+    contain::{Contained, Owned, contain},
     delivery::{Delivery, Message},
     registry::StartPosition,
     store::BoxFuture,
@@ -47,6 +48,9 @@ pub trait Broker: Send + Sync + 'static {
     }
 }
 
+/// How long a delivery stays leased without a sign of life unless it is said otherwise.
+const ACK_WAIT: Duration = Duration::from_secs(30);
+
 /// One handler's wish for deliveries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -77,7 +81,7 @@ impl Subscription {
             group: group.into(),
             subject: subject.into(),
             start: StartPosition::First,
-            ack_wait: Duration::from_secs(30),
+            ack_wait: ACK_WAIT,
             max_in_flight: 1,
             timeout: Duration::from_secs(300),
             stream: None,
@@ -335,15 +339,15 @@ trait ErasedBroker: Send + Sync {
 
 impl<B: Broker> ErasedBroker for B {
     fn describe(&self) -> BoxFuture<'_, Result<String, BrokerError>> {
-        Box::pin(Broker::describe(self))
+        contained("describe", async move { Broker::describe(self).await })
     }
 
     fn subscribe(&self, subscriptions: Vec<Subscription>) -> BoxFuture<'_, Result<Vec<DynSource>, BrokerError>> {
-        Box::pin(async move {
+        contained("subscribe", async move {
             let sources = Broker::subscribe(self, subscriptions).await?;
             Ok(sources
                 .into_iter()
-                .map(|source| Box::new(source) as DynSource)
+                .map(|source| Box::new(Owned::new("a source of the broker", source)) as DynSource)
                 .collect())
         })
     }
@@ -361,31 +365,39 @@ pub(crate) trait ErasedSource: Send {
     fn status(&self) -> SourceStatus;
 }
 
-impl<S: Source> ErasedSource for S {
+impl<S: Source> ErasedSource for Owned<S> {
     fn pull(&mut self, max: usize, wait: Duration) -> BoxFuture<'_, Result<Vec<(Delivery, DynLease)>, BrokerError>> {
-        Box::pin(async move {
-            let deliveries = Source::pull(self, max, wait).await?;
+        contained("pull", async move {
+            let deliveries = S::pull(self, max, wait).await?;
             Ok(deliveries
                 .into_iter()
-                .map(|(delivery, lease)| (delivery, Arc::new(lease) as DynLease))
+                .map(|(delivery, lease)| (delivery, erased(lease)))
                 .collect())
         })
     }
 
     fn close(&mut self) -> BoxFuture<'_, ()> {
-        Box::pin(Source::close(self))
+        let close = contained("close", async move {
+            S::close(self).await;
+            Ok(())
+        });
+        Box::pin(async move {
+            if let Err(error) = close.await {
+                tracing::warn!(%error, "a source of the broker could not be closed");
+            }
+        })
     }
 
     fn ack_wait(&self) -> Duration {
-        Source::ack_wait(self)
+        said("ack_wait", || S::ack_wait(self)).unwrap_or(ACK_WAIT)
     }
 
     fn idle_after(&self) -> Duration {
-        Source::idle_after(self)
+        said("idle_after", || S::idle_after(self)).unwrap_or_default()
     }
 
     fn status(&self) -> SourceStatus {
-        Source::status(self)
+        said("status", || S::status(self)).unwrap_or_default()
     }
 }
 
@@ -397,24 +409,58 @@ pub(crate) trait ErasedLease: Send + Sync {
     fn successor(&self) -> Option<(Delivery, DynLease)>;
 }
 
-impl<L: Lease> ErasedLease for L {
+impl<L: Lease> ErasedLease for Owned<L> {
     fn ack(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
-        Box::pin(Lease::ack(self))
+        contained("ack", async move { L::ack(self).await })
     }
 
     fn ack_confirmed(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
-        Box::pin(Lease::ack_confirmed(self))
+        contained("ack_confirmed", async move { L::ack_confirmed(self).await })
     }
 
     fn nak(&self, delay: Duration) -> BoxFuture<'_, Result<(), BrokerError>> {
-        Box::pin(Lease::nak(self, delay))
+        contained("nak", async move { L::nak(self, delay).await })
     }
 
     fn progress(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
-        Box::pin(Lease::progress(self))
+        contained("progress", async move { L::progress(self).await })
     }
 
     fn successor(&self) -> Option<(Delivery, DynLease)> {
-        Lease::successor(self).map(|(delivery, lease)| (delivery, Arc::new(lease) as DynLease))
+        let (delivery, lease) = said("successor", || L::successor(self)).flatten()?;
+        Some((delivery, erased(lease)))
     }
+}
+
+/// A lease behind `dyn`.
+pub(crate) fn erased(lease: impl Lease) -> DynLease {
+    Arc::new(Owned::new("the lease of a delivery", lease))
+}
+
+/// A call of a broker, whose panic is an error like any other: it is tried again, and what is handled meanwhile goes on.
+fn contained<'a, T: 'a>(
+    call: &'static str,
+    future: impl Future<Output = Result<T, BrokerError>> + Send + 'a,
+) -> BoxFuture<'a, Result<T, BrokerError>> {
+    let future = Contained::new("a future of the broker", Box::pin(future));
+    Box::pin(async move {
+        match future.await {
+            Ok(answer) => answer,
+            Err(panic) => Err(BrokerError::Unavailable {
+                message: panicked(call, &panic),
+                source: None,
+            }),
+        }
+    })
+}
+
+/// What a broker says; `None` when it panics.
+fn said<T>(call: &'static str, ask: impl FnOnce() -> T) -> Option<T> {
+    contain(ask)
+        .map_err(|panic| tracing::error!("the broker: {}", panicked(call, &panic)))
+        .ok()
+}
+
+fn panicked(call: &'static str, panic: &str) -> String {
+    format!("its `{call}` panicked: {panic}")
 }

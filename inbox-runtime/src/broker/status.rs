@@ -24,6 +24,7 @@ pub struct SourceStatus(Arc<Mutex<Inner>>);
 struct Inner {
     waiting: BTreeMap<String, String>,
     lag: Option<u64>,
+    unconfirmed: u64,
 }
 
 impl SourceStatus {
@@ -40,6 +41,18 @@ impl SourceStatus {
     /// Says how many messages are not acknowledged yet, or `None` if that isn't known.
     pub fn set_lag(&self, messages: Option<u64>) {
         self.lock().lag = messages;
+    }
+
+    /// Says of how many acknowledgements the broker hasn't confirmed yet that it has them for good, or never will, since
+    /// their messages went to somebody else. For brokers whose [`Lease::ack`](crate::Lease::ack) returns before.
+    pub fn set_unconfirmed(&self, acknowledgements: u64) {
+        self.lock().unconfirmed = acknowledgements;
+    }
+
+    /// How many acknowledgements the broker hasn't confirmed. Their messages may come again.
+    #[must_use]
+    pub fn unconfirmed(&self) -> u64 {
+        self.lock().unconfirmed
     }
 
     /// How many messages are not acknowledged yet, where the broker knows.

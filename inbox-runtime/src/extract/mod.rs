@@ -11,7 +11,10 @@ use std::{
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use crate::delivery::{Delivery, Headers};
+use crate::{
+    contain::dispose,
+    delivery::{Delivery, Headers},
+};
 
 mod envelope;
 mod header;
@@ -128,6 +131,15 @@ impl States {
 
     fn has<S: 'static>(&self) -> bool {
         self.0.contains_key(&TypeId::of::<S>())
+    }
+}
+
+impl Drop for States {
+    /// A destructor of theirs that panics must not take the inbox with it that is stopping.
+    fn drop(&mut self) {
+        for (_, state) in self.0.drain() {
+            dispose("a state", state);
+        }
     }
 }
 

@@ -160,7 +160,11 @@ impl InboxBuilder {
     }
 
     /// Sets how long running handlers may take to finish when the inbox is told to stop, as `INBOX_SHUTDOWN_TIMEOUT`
-    /// does (default 25 s). Those that take longer are rolled back and their messages given back.
+    /// does (default 25 s; zero rolls them back at once). Those that take longer are rolled back and their messages given
+    /// back.
+    ///
+    /// One that blocks its thread can't be rolled back before it returns. Two seconds later it is left behind, and the
+    /// inbox ends with [`Error::Blocked`], which names it.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
         self.shutdown_timeout = Some(timeout);
         self

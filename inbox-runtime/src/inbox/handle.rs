@@ -29,7 +29,9 @@ impl InboxHandle {
         self.stop.drain.cancel();
     }
 
-    /// Waits until the inbox has stopped.
+    /// Waits until the inbox has stopped: at most the shutdown timeout and a few seconds after [`stop`](Self::stop), if
+    /// a thread of the runtime is free. A handler that blocks its thread is left behind ([`Error::Blocked`]). On a runtime
+    /// with one thread that is the one that would notice it, so there the inbox stops when the handler returns.
     ///
     /// # Errors
     ///

@@ -9,14 +9,18 @@ mod builder;
 mod databases;
 mod handle;
 mod health;
+mod left_behind;
+mod nudge;
 mod start;
 
 pub use builder::InboxBuilder;
 pub use handle::InboxHandle;
 pub use health::{HandlerHealth, Health, HealthHandle};
+pub use left_behind::BlockedHandlers;
 
 use crate::{
-    broker::DynSource,
+    broker::{DynSource, SourceStatus},
+    contain::Contained,
     error::Error,
     outcome::Outcome,
     pipeline::{
@@ -28,6 +32,8 @@ use crate::{
     telemetry,
 };
 use health::Life;
+use left_behind::Handlers;
+use nudge::Nudge;
 
 /// How often [`Inbox::process_one`] looks for dead letters to replay while it waits for a message.
 const REPLAY_INTERVAL: Duration = Duration::from_millis(500);
@@ -151,7 +157,8 @@ impl Inbox {
     ///
     /// # Errors
     ///
-    /// [`Error::Aborted`] when it was told to stop twice, [`Error::Task`] when one of its own tasks panicked,
+    /// [`Error::Aborted`] when it was told to stop twice, [`Error::Blocked`] when it stopped without handlers that block
+    /// their threads (as long as another thread of the runtime is free to notice it), [`Error::Task`] when one of its own tasks panicked,
     /// [`Error::Broker`] when a broker's client has come to its end: only a new start helps then, as after another member of a
     /// Kafka group has taken its `group.instance.id`. A broker or a database that can't be reached is waited for.
     ///
@@ -190,39 +197,32 @@ impl Inbox {
             .map(|listener| crate::http::serve(listener, life.handle()));
         let mut upkeep = std::pin::pin!(telemetry::upkeep());
         let mut tasks = JoinSet::new();
+        let mut handlers = Vec::new();
+        let mut sources = Vec::new();
         for line in self.lines {
+            sources.push((line.meta.name, line.source.status()));
+            handlers.push((line.meta, line.runner.running()));
             tasks.spawn(line.runner.run(line.source, stop.clone()));
         }
-        let stopping = stop_in_time(stop.clone(), self.shutdown, self.abort, self.shutdown_timeout);
+        let _nudge = Nudge::start(handlers.iter().map(|(_, running)| running.clone()).collect());
+        let mut ended = std::pin::pin!(supervise(tasks, stop.clone(), Handlers(handlers)));
+        let stopping = stop_in_time(stop, self.shutdown, self.abort, self.shutdown_timeout);
         let mut stopping = std::pin::pin!(stopping);
-        let mut aborted = false;
-        let mut stopped = false;
-        let mut death = None;
-        loop {
+        let mut aborted = None;
+        let result = loop {
             tokio::select! {
-                joined = tasks.join_next() => {
-                    let Some(joined) = joined else { break };
-                    // One of our own tasks panicked, or a broker's client has ended: nothing is hidden, and the others are drained.
-                    if let Err(error) = joined.map_err(Error::from).flatten() {
-                        stop.drain.cancel();
-                        death.get_or_insert(error);
-                    }
-                }
+                result = &mut ended => break result,
                 () = &mut upkeep => unreachable!("upkeep never returns"),
-                how = &mut stopping, if !stopped => {
-                    stopped = true;
-                    aborted = how;
-                }
+                twice = &mut stopping, if aborted.is_none() => aborted = Some(twice),
             }
-        }
-        match death {
-            Some(error) => Err(error),
-            None if aborted => Err(Error::Aborted),
-            None => {
-                let report = self.tally.report();
-                tracing::info!(%report, "stopped");
-                Ok(report)
-            }
+        };
+        count_unconfirmed(&sources, &self.tally);
+        let report = self.tally.report();
+        tracing::info!(%report, "stopped");
+        result?;
+        match aborted {
+            Some(true) => Err(Error::Aborted),
+            _ => Ok(report),
         }
     }
 
@@ -282,6 +282,45 @@ fn first(deliveries: Vec<(crate::delivery::Delivery, crate::broker::DynLease)>) 
         .map(|(delivery, lease)| Job::new(delivery, lease))
 }
 
+/// Counts what was acknowledged and not confirmed by the broker when its source was closed.
+fn count_unconfirmed(sources: &[(&'static str, SourceStatus)], tally: &Tally) {
+    for (handler, status) in sources {
+        let unconfirmed = status.unconfirmed();
+        if unconfirmed > 0 {
+            tally.count_unconfirmed(unconfirmed);
+            tracing::warn!(
+                handler,
+                "{unconfirmed} acknowledgements were not confirmed by the broker; their messages may come again, and are \
+                 then found to be duplicates where they are claimed"
+            );
+        }
+    }
+}
+
+/// Waits until every handler has ended, or every one that doesn't block its thread. The error is the first that one ended
+/// with: nothing is hidden, and the others are drained.
+async fn supervise(mut tasks: JoinSet<Result<(), Error>>, stop: Stop, handlers: Handlers) -> Result<(), Error> {
+    let mut left_behind = std::pin::pin!(handlers.left_behind(stop.now));
+    let mut result = Ok(());
+    loop {
+        let joined = tokio::select! {
+            joined = tasks.join_next() => joined,
+            // Their tasks are aborted with the others; they notice it when they return.
+            blocked = &mut left_behind => {
+                blocked.log();
+                return result.and(Err(Error::Blocked(blocked)));
+            }
+        };
+        let Some(joined) = joined else { return result };
+        // One of our own tasks panicked, or a broker's client has ended.
+        let ended = joined.map_err(Error::from).flatten();
+        if ended.is_err() {
+            stop.drain.cancel();
+        }
+        result = result.and(ended);
+    }
+}
+
 /// Waits for the word to stop and sees to it that it is followed in time. Returns whether it came twice.
 async fn stop_in_time(
     stop: Stop,
@@ -289,9 +328,8 @@ async fn stop_in_time(
     abort: Option<builder::Signal>,
     timeout: Duration,
 ) -> bool {
-    let never = || Box::pin(std::future::pending()) as builder::Signal;
     tokio::select! {
-        () = shutdown.unwrap_or_else(never) => stop.drain.cancel(),
+        () = signalled("shutdown", shutdown) => stop.drain.cancel(),
         () = stop.drain.cancelled() => {}
     }
     tokio::select! {
@@ -300,10 +338,20 @@ async fn stop_in_time(
             stop.now.cancel();
             false
         }
-        () = abort.unwrap_or_else(never) => {
+        () = signalled("abort", abort) => {
             stop.now.cancel();
             true
         }
+    }
+}
+
+/// Waits for a future of the program's that says when to stop. One that panics will never say it, so that says it too.
+async fn signalled(what: &'static str, signal: Option<builder::Signal>) {
+    let Some(signal) = signal else {
+        return std::future::pending().await;
+    };
+    if let Err(panic) = Contained::new("the future that stops the inbox", signal).await {
+        tracing::error!(error = panic, "the future `{what}` panicked; the inbox stops");
     }
 }
 

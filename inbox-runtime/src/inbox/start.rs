@@ -79,13 +79,14 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
     }
     let descriptions = prepare(&plan.broker, &databases, migrate).await?;
     let ack_wait = builder.ack_wait.or(config.ack_wait).unwrap_or(Duration::from_secs(30));
+    let stop = Stop::default();
     let shared = Shared {
         states: Arc::new(builder.states),
         tally: Arc::new(Tally::default()),
+        stopped: stop.now.clone(),
     };
     let sources = plan.broker.subscribe(subscriptions(&plan.handlers, ack_wait)).await?;
     let (lines, watched) = lines(plan.handlers, sources, &databases, &shared);
-    let stop = Stop::default();
     Ok(Inbox {
         lines,
         descriptions,

@@ -1,6 +1,8 @@
 //! The error of a handler: what it says, whether to try again, and which database fault lies beneath it.
 
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{any::Any, error::Error, fmt, sync::Arc, time::Duration};
+
+use crate::contain::{self, contain};
 
 type BoxError = Box<dyn Error + Send + Sync + 'static>;
 
@@ -120,24 +122,40 @@ impl HandlerError {
         self.fault.as_ref()
     }
 
-    fn from_chain<'a>(chain: impl Iterator<Item = &'a (dyn Error + 'static)>) -> Self {
-        let mut texts = Vec::new();
+    /// Reads what there is to know of an error, each method of which may panic.
+    fn read(error: &(dyn Error + 'static)) -> Self {
         let mut fault = None;
-        for error in chain {
-            fault = fault.or_else(|| DatabaseFault::of(error));
-            texts.push(error.to_string());
-        }
-        let text = if texts.is_empty() {
-            String::from("unknown error")
-        } else {
-            texts.remove(0)
-        };
+        let mut texts = contain::chain(error).map(|error| match error {
+            Ok(error) => {
+                fault = fault
+                    .take()
+                    .or_else(|| contain(|| DatabaseFault::of(error)).ok().flatten());
+                contain::display(error)
+            }
+            Err(panic) => contain::no_source(&panic),
+        });
+        let text = texts.next().unwrap_or_default();
+        let chain = texts.collect();
         Self {
             verdict: Verdict::Retry,
             text,
-            chain: texts,
+            chain,
             fault,
         }
+    }
+
+    /// Reads a report of anyhow or eyre: a box would hide its chain.
+    fn read_report(error: &dyn Any) -> Option<Self> {
+        #[cfg(feature = "anyhow")]
+        if let Some(report) = error.downcast_ref::<anyhow::Error>() {
+            return Some(Self::read(report.as_ref()));
+        }
+        #[cfg(feature = "eyre")]
+        if let Some(report) = error.downcast_ref::<eyre::Report>() {
+            return Some(Self::read(report.as_ref()));
+        }
+        let _ = error;
+        None
     }
 }
 
@@ -206,20 +224,14 @@ where
     E: Into<BoxError> + 'static,
 {
     fn from(error: E) -> Self {
-        // A box hides the chain of these two, so they are looked into before boxing.
-        #[cfg(feature = "anyhow")]
-        if let Some(error) = (&error as &dyn std::any::Any).downcast_ref::<anyhow::Error>() {
-            return Self::from_chain(error.chain());
-        }
-        #[cfg(feature = "eyre")]
-        if let Some(error) = (&error as &dyn std::any::Any).downcast_ref::<eyre::Report>() {
-            return Self::from_chain(error.chain());
+        if let Some(read) = Self::read_report(&error) {
+            contain::dispose("the error of a handler", error);
+            return read;
         }
         let error: BoxError = error.into();
-        Self::from_chain(std::iter::successors(
-            Some(&*error as &(dyn Error + 'static)),
-            |&error| error.source(),
-        ))
+        let read = Self::read(&*error);
+        contain::dispose("the error of a handler", error);
+        read
     }
 }
 

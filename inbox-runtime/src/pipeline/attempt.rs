@@ -1,12 +1,9 @@
 //! One transaction: begin, claim, handle, seal, commit.
 
-use std::panic::AssertUnwindSafe;
-
-use futures_util::FutureExt;
-
-use super::{Case, Next, panic_text, text};
+use super::{Case, Next, text};
 use crate::{
     bound::Bound,
+    contain::Contained,
     failpoint::failpoint,
     outcome::{Handled, HandlerError, Verdict},
     store::{
@@ -69,8 +66,15 @@ impl<S: Store> Case<'_, S> {
         self.pipeline.instruments.attempt();
         let handled = self.handle(live.conn(), bound).await;
         failpoint!("before_seal");
+        // It decodes the next message, which is code of the application too.
+        let following = if handled.is_ok() {
+            self.following(next)
+        } else {
+            Following::Nothing
+        };
+        self.not_left_behind().await;
         let (attempt, usable) = match handled {
-            Ok(handled) => commit(&mut live, handled, self.following(next)).await,
+            Ok(handled) => commit(&mut live, handled, following).await,
             Err(error) => self.roll_back(&mut live, error).await,
         };
         if usable {
@@ -101,20 +105,24 @@ impl<S: Store> Case<'_, S> {
     /// Runs the handler: a panic and a timeout become errors of it.
     async fn handle(&self, conn: &mut S::Conn, bound: Bound<S>) -> Result<Handled, HandlerError> {
         let timeout = self.meta().timeout;
-        // The future is made, polled and dropped inside, so that a panic in a destructor is caught as well.
-        let contained = AssertUnwindSafe(async move { tokio::time::timeout(timeout, bound.call(conn)).await });
-        match contained.catch_unwind().await {
+        let handler = Contained::new("the future of a handler", bound.call(conn));
+        match tokio::time::timeout(timeout, handler).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => {
+            Ok(Err(panic)) => Err(HandlerError::from(format!("the handler panicked: {panic}"))),
+            Err(_) => {
                 let limit = humantime::format_duration(timeout);
                 Err(HandlerError::from(format!(
                     "the handler took longer than its timeout of {limit}"
                 )))
             }
-            Err(panic) => Err(HandlerError::from(format!(
-                "the handler panicked: {}",
-                panic_text(&*panic)
-            ))),
+        }
+    }
+
+    /// Waits for ever if the inbox has stopped while the handler blocked its thread: the future is dropped where it waits,
+    /// and nothing is committed, recorded or acknowledged after the inbox has said that it has stopped.
+    async fn not_left_behind(&self) {
+        if self.pipeline.stopped.is_cancelled() {
+            std::future::pending::<()>().await;
         }
     }
 

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Attempt, Case, Done, Job, Pipeline, Settle, Strikes, strikes::Strikeout, text, trouble};
+use super::{Attempt, Case, Done, Job, Pipeline, Refusal, Settle, Strikes, strikes::Strikeout, text, trouble};
 use crate::{
-    extract::Rejection,
     failpoint::tell_test,
     outcome::{HandlerError, Outcome, Verdict},
     registry::AckStrategy,
@@ -158,13 +157,12 @@ impl<S: Store> Case<'_, S> {
     }
 
     /// An extractor refused the message, or it has no usable id.
-    pub(super) async fn reject(&mut self, rejection: &Rejection) -> Done {
+    pub(super) async fn reject(&mut self, refusal: Refusal) -> Done {
         if let Some(done) = self.settled_by_the_inbox().await {
             return done;
         }
-        // What is beneath it has values of the payload, which are no log's business.
-        let logged = rejection.to_string();
-        self.bury_logged(Reason::Rejected, text(rejection), None, &logged).await
+        let Refusal { error, logged } = refusal;
+        self.bury_logged(Reason::Rejected, error, None, &logged).await
     }
 
     /// An extractor panicked, which a redelivery may not do: another version of the program may get it.

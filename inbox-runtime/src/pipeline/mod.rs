@@ -12,7 +12,6 @@
 //! that is one transaction; `failure` decides about everything that goes wrong; `worker` runs it for many messages at a time.
 
 use std::{
-    panic::AssertUnwindSafe,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -27,8 +26,9 @@ use tracing::{Instrument, Span};
 use crate::{
     bound::Bound,
     broker::{BrokerError, DynLease},
+    contain::{self, contain},
     delivery::Delivery,
-    extract::{DeliveryContext, Meta, Rejection, States},
+    extract::{DeliveryContext, Meta, States},
     failpoint::{failpoint, tell_test},
     identity,
     outcome::{HandlerError, Outcome},
@@ -46,7 +46,9 @@ mod open;
 mod owed;
 mod pace;
 mod queue;
+mod refusal;
 pub(crate) mod replay;
+mod running;
 mod settling;
 mod strikes;
 mod trouble;
@@ -57,6 +59,8 @@ pub(crate) use in_flight::InFlight;
 pub(crate) use open::Open;
 pub(crate) use owed::Owed;
 pub(crate) use pace::Pace;
+use refusal::Refusal;
+pub(crate) use running::Running;
 pub(crate) use strikes::Strikes;
 pub(crate) use trouble::Trouble;
 
@@ -77,6 +81,9 @@ pub(crate) struct Pipeline<S: Store> {
     pub(crate) pace: Pace,
     pub(crate) owed: Owed,
     pub(crate) strikes: Strikes,
+    pub(crate) running: Running,
+    /// The inbox has stopped: handlers that are still running are dropped, or left behind.
+    pub(crate) stopped: CancellationToken,
     pub(crate) instruments: Instruments,
 }
 
@@ -230,11 +237,13 @@ impl<S: Store> Pipeline<S> {
             Timer::start(),
         );
         job.span = span.clone();
+        // Until the handler's future is dropped.
+        let _running = self.running.begin(id.as_deref().ok().unwrap_or(&job.delivery.position));
         let key = self.key(&job.delivery);
         job.begun.send_replace(false);
         let (id, refused) = match id {
             Ok(id) => (Some(id), None),
-            Err(rejection) => (None, Some(rejection)),
+            Err(refusal) => (None, Some(refusal)),
         };
         let mut case = Case {
             pipeline: self,
@@ -249,18 +258,19 @@ impl<S: Store> Pipeline<S> {
     }
 
     /// The message's id.
-    fn identify(&self, delivery: &Delivery) -> Result<String, Rejection> {
-        let found = identity::of(delivery, self.meta.id)?;
+    fn identify(&self, delivery: &Delivery) -> Result<String, Refusal> {
+        let found = identity::of(delivery, self.meta.id).map_err(Refusal::from)?;
         self.warn_positional(found.positional);
         Ok(found.id)
     }
 
     /// Makes the arguments. The outer error is a panic of an extractor, which counts as an attempt.
-    fn decode(&self, delivery: &Delivery, id: &str) -> Result<Result<Bound<S>, Rejection>, HandlerError> {
+    fn decode(&self, delivery: &Delivery, id: &str) -> Result<Result<Bound<S>, Refusal>, HandlerError> {
         let meta = Meta::new(self.meta.group, id.to_owned(), delivery);
         let context = DeliveryContext::new(delivery, &meta, &self.states);
-        std::panic::catch_unwind(AssertUnwindSafe(|| (self.decode)(&context)))
-            .map_err(|panic| HandlerError::from(format!("an argument panicked: {}", panic_text(&*panic))))
+        contain(|| (self.decode)(&context))
+            .map(|decoded| decoded.map_err(Refusal::from))
+            .map_err(|panic| HandlerError::from(format!("an argument panicked: {panic}")))
     }
 
     /// Whose attempts those on that delivery are.
@@ -364,7 +374,7 @@ impl<S: Store> Case<'_, S> {
     async fn run(
         &mut self,
         session: &mut Option<S::Session>,
-        refused: Option<Rejection>,
+        refused: Option<Refusal>,
         mut ready: Option<Bound<S>>,
         next: Next<'_>,
     ) -> Done {
@@ -376,8 +386,8 @@ impl<S: Store> Case<'_, S> {
         {
             return done;
         }
-        if let Some(rejection) = refused {
-            return self.reject(&rejection).await;
+        if let Some(refusal) = refused {
+            return self.reject(refusal).await;
         }
         for round in 1.. {
             let id = self.id.as_deref().unwrap_or_default();
@@ -387,10 +397,10 @@ impl<S: Store> Case<'_, S> {
             };
             let bound = match decoded {
                 Ok(Ok(bound)) => bound,
-                Ok(Err(rejection)) => return self.reject(&rejection).await,
+                Ok(Err(refusal)) => return self.reject(refusal).await,
                 // Nothing is acknowledged yet, so the message needn't be lost; there is no second attempt either.
                 Err(panic) if self.meta().ack == AckStrategy::AtMostOnce => {
-                    return self.reject(&Rejection::new(panic.report())).await;
+                    return self.reject(Refusal::new(panic.report())).await;
                 }
                 Err(panic) => return self.undecodable(panic).await,
             };
@@ -490,23 +500,15 @@ impl<S: Store> Case<'_, S> {
 
 /// An error with everything beneath it, in one line.
 pub(crate) fn text(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut line = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        let text = error.to_string();
-        if !line.ends_with(&text) {
+    let mut line = String::new();
+    for error in contain::chain(error) {
+        let text = error.map_or_else(|panic| contain::no_source(&panic), contain::display);
+        if line.is_empty() {
+            line = text;
+        } else if !line.ends_with(&text) {
             line.push_str(": ");
             line.push_str(&text);
         }
-        next = error.source();
     }
     line
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("(no text)")
 }

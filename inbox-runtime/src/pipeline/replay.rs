@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use super::{Job, Pipeline};
 use crate::{
-    broker::{BrokerError, Lease},
+    broker::{self, BrokerError, Lease},
     delivery::Delivery,
     store::{DeadLetter, Records, Store, StoreError},
 };
@@ -44,7 +44,7 @@ impl<S: Store> Pipeline<S> {
         delivery.key = letter.message_key;
         delivery.published_at = letter.published_at;
         delivery.redelivered = true;
-        let mut job = Job::new(delivery, Arc::new(lease));
+        let mut job = Job::new(delivery, broker::erased(lease));
         job.replayed = true;
         job
     }

@@ -6,7 +6,7 @@ use tokio::{sync::Semaphore, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Decoded, Done, Job, NoNext, Pipeline,
+    Decoded, Done, Job, NoNext, Pipeline, Running,
     next::NextInHand,
     queue::{Queue, Queued},
     replay,
@@ -49,6 +49,9 @@ pub(crate) trait Runner: Send + Sync {
     /// Handles one message and settles it.
     fn step(&self, job: Job, ack_wait: Duration) -> BoxFuture<'_, Outcome>;
 
+    /// The messages that are being handled.
+    fn running(&self) -> Running;
+
     /// Takes a dead letter that is to be replayed.
     fn next_replay(&self) -> BoxFuture<'_, Result<Option<Job>, StoreError>>;
 }
@@ -78,6 +81,10 @@ impl<S: Store> Runner for Pipeline<S> {
             drop(hold);
             self.settle(&job, done).await
         })
+    }
+
+    fn running(&self) -> Running {
+        self.running.clone()
     }
 
     fn next_replay(&self) -> BoxFuture<'_, Result<Option<Job>, StoreError>> {
@@ -242,7 +249,18 @@ impl<S: Store> Worker<'_, S> {
             return Some((popped?, None));
         }
         self.release().await;
-        Some((self.queue.pop().await?, None))
+        Some((self.wait().await?, None))
+    }
+
+    /// Waits for a message. What is still being settled may panic meanwhile, which must not be hidden until there is one.
+    async fn wait(&mut self) -> Option<Queued> {
+        let mut popped = std::pin::pin!(self.queue.pop());
+        tokio::select! {
+            biased;
+            popped = &mut popped => return popped,
+            () = self.settling.settled() => {}
+        }
+        popped.await
     }
 
     async fn release(&mut self) {

@@ -6,11 +6,14 @@ use std::{
     sync::Arc,
 };
 
+use tokio_util::sync::CancellationToken;
+
 use super::{BoxFuture, ConnectError, Records, Store, StoreSettings, detached::Detached};
 use crate::{
+    contain::contain,
     extract::States,
-    pipeline::{InFlight, Open, Owed, Pace, Pipeline, Strikes, Trouble, Vitals, worker::Runner},
-    registry::{HandlerMeta, Registration},
+    pipeline::{InFlight, Open, Owed, Pace, Pipeline, Running, Strikes, Trouble, Vitals, worker::Runner},
+    registry::{ArgCheck, HandlerMeta, Registration},
     tally::Tally,
     telemetry::Instruments,
 };
@@ -23,6 +26,8 @@ pub(crate) type AnyStore = Box<dyn Any + Send + Sync>;
 pub(crate) struct Shared {
     pub(crate) states: Arc<States>,
     pub(crate) tally: Arc<Tally>,
+    /// See [`Stop::now`](crate::pipeline::worker::Stop::now).
+    pub(crate) stopped: CancellationToken,
 }
 
 /// A handler that was registered with one of the stores.
@@ -121,7 +126,11 @@ impl<S: Store> Entry for &'static Registration<S> {
     }
 
     fn missing(&self, states: &States) -> Vec<String> {
-        self.checks.iter().filter_map(|check| check(states).err()).collect()
+        let run = |check: &ArgCheck| {
+            let checked = contain(|| check(states));
+            checked.unwrap_or_else(|panic| Err(format!("the check of an argument panicked: {panic}")))
+        };
+        self.checks.iter().filter_map(|check| run(check).err()).collect()
     }
 
     fn pipeline(&self, meta: &HandlerMeta, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Vitals)> {
@@ -147,6 +156,8 @@ impl<S: Store> Entry for &'static Registration<S> {
             pace: vitals.pace,
             owed: Owed::default(),
             strikes: Strikes::default(),
+            running: Running::default(),
+            stopped: shared.stopped.clone(),
             instruments,
         };
         Some((Arc::new(pipeline), shown))

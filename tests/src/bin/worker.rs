@@ -11,7 +11,7 @@
 //! * `INBOX_TEST_BARRIER`: set, it begins when its standard input ends.
 //!
 //! On its standard output: `waiting` at the barrier, `ready` once it has subscribed, `run <group> <id> <n>` when a handler begins, `report …` at the
-//! end.
+//! end; in the mode `main`, `ended` when `run()` has returned.
 
 use std::{io::Write, sync::LazyLock};
 
@@ -90,7 +90,11 @@ async fn main() -> Result<()> {
     match variable("INBOX_TEST_MODE").as_deref() {
         Some("idle") => finish(until_idle().await?),
         Some("run") => finish(until_stopped().await?),
-        Some("main") => inbox_runtime::run().await?,
+        Some("main") => {
+            let ended = inbox_runtime::run().await;
+            say("ended");
+            ended?;
+        }
         mode => bail!("INBOX_TEST_MODE is {mode:?}; write idle, run or main"),
     }
     Ok(())

@@ -169,7 +169,7 @@ impl TestDatabase for PostgresDatabase {
     type Lock = PgConnection;
 
     const HANDLERS: &'static str = "postgres";
-    const SLOW: &'static str = "SELECT pg_sleep(0.5)";
+    const SLOW: &'static str = "SELECT pg_sleep(1.5)";
 
     async fn fresh() -> Self {
         Self::new(Shared::get().url()).await

@@ -18,6 +18,7 @@ suite!(
     a9_b8_after_a_duplicate_the_transaction_goes_on,
     b10_the_handler_has_the_transaction_of_the_row,
     a5_a_claim_by_hand_takes_only_what_can_be_stored,
+    g50_the_time_of_a_row_is_that_of_its_claim,
 );
 
 async fn a5_the_five_steps_in_one_annotated_function<B: TestBroker, D: TestDatabase>() {
@@ -255,4 +256,39 @@ async fn a5_a_claim_by_hand_takes_only_what_can_be_stored<B: TestBroker, D: Test
     }
     D::commit(tx).await;
     assert_eq!(world.database.number("SELECT count(*) FROM inbox_events").await, 0);
+}
+
+/// It lies before the handler and not after it: the commit comes later, by as long as the handler takes.
+async fn g50_the_time_of_a_row_is_that_of_its_claim<B: TestBroker, D: TestDatabase>() {
+    // Milliseconds by the database's clock, as the guide compares them.
+    let (now, stamped) = match D::HANDLERS {
+        "sqlite" => ("CAST(unixepoch('subsec') * 1000 AS INTEGER)", "processed_at"),
+        _ => (
+            "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
+            "floor(extract(epoch FROM processed_at) * 1000)::bigint",
+        ),
+    };
+    let world = World::<B, D>::new().await;
+    let gate = Arc::new(Semaphore::new(0));
+    let wait = gate.clone();
+    world.probe.script(move |_| Step::Gate(wait.clone()));
+    let mut inbox = world.inbox(&["billing"]).await;
+    let clock = async || world.database.number(&format!("SELECT {now}")).await;
+    let before = clock().await;
+    world.publish("m1").await;
+    let outside = async {
+        eventually("the handler runs", async || world.probe.total() == 1).await;
+        let running = clock().await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        gate.add_permits(1);
+        running
+    };
+    let (outcome, running) = tokio::join!(next(&mut inbox), outside);
+    assert_eq!(outcome, Outcome::Processed);
+    let time = world
+        .database
+        .number(&format!("SELECT {stamped} FROM inbox_events"))
+        .await;
+    assert!((before..=running).contains(&time), "{before} {time} {running}");
+    assert!(time < clock().await, "earlier than the commit");
 }

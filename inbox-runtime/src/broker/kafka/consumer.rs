@@ -142,6 +142,7 @@ impl Context {
         for part in parts {
             if let Some(partition) = state.partitions.remove(part) {
                 self.group.lines[partition.line].status.go_on(&part.name());
+                self.group.lose(&state, partition.line, partition.unconfirmed());
             }
         }
         // Who waits for the offset of a partition that is gone hears that by its sender's end.
@@ -335,6 +336,9 @@ fn leave(group: &Group, client: Arc<Client>) {
     state.client = None;
     state.waiters.clear();
     let partitions = std::mem::take(&mut state.partitions);
+    for partition in partitions.values() {
+        group.lose(&state, partition.line, partition.unconfirmed());
+    }
     drop(state);
     // Each of them holds the client.
     drop(partitions);

@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -34,6 +37,8 @@ pub(super) struct Line {
     pub(super) start: StartPosition,
     pub(super) ack_wait: Duration,
     pub(super) status: SourceStatus,
+    /// How many acknowledgements came for partitions that were taken away before they were confirmed.
+    lost: AtomicU64,
     /// Wakes its pull.
     pub(super) wake: Arc<Notify>,
 }
@@ -45,6 +50,7 @@ impl Line {
             start: subscription.start,
             ack_wait: subscription.ack_wait,
             status: SourceStatus::default(),
+            lost: AtomicU64::new(0),
             wake: Arc::new(Notify::new()),
         }
     }
@@ -163,6 +169,23 @@ impl Group {
     pub(super) fn tell(&self) {
         self.settled.notify_all();
         self.told.notify_waiters();
+    }
+
+    /// A line's status says how many acknowledgements the broker hasn't confirmed.
+    pub(super) fn count_unconfirmed(&self, state: &State, line: usize) {
+        let ours = state.partitions.values().filter(|partition| partition.line == line);
+        let waiting: usize = ours.map(Partition::unconfirmed).sum();
+        let line = &self.lines[line];
+        let lost = line.lost.load(Ordering::Relaxed);
+        line.status.set_unconfirmed(lost + waiting as u64);
+    }
+
+    /// That many acknowledgements of a line won't be confirmed: their partition is somebody else's.
+    pub(super) fn lose(&self, state: &State, line: usize, acknowledgements: usize) {
+        self.lines[line]
+            .lost
+            .fetch_add(acknowledgements as u64, Ordering::Relaxed);
+        self.count_unconfirmed(state, line);
     }
 
     /// Every line's status says that a part of it waits.

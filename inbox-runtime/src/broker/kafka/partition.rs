@@ -99,6 +99,8 @@ pub(super) struct Partition {
     /// It is being taken away: nothing more is handed out.
     pub(super) revoked: bool,
     pub(super) progress: Progress,
+    /// The offsets that were acknowledged and that the broker hasn't confirmed, in order.
+    unconfirmed: VecDeque<i64>,
     queue: PartitionQueue<Context>,
     /// Whether there may be something in the queue. Set by librdkafka with its queue locked, so it must not need our lock.
     ready: Arc<AtomicBool>,
@@ -126,6 +128,7 @@ impl Partition {
             line,
             revoked: false,
             progress: Progress::default(),
+            unconfirmed: VecDeque::new(),
             queue,
             ready,
             strays: VecDeque::new(),
@@ -263,6 +266,20 @@ impl Partition {
         };
         self.progress.confirming = None;
         self.progress.done = self.progress.done.max(Some(offset + 1));
+        if !self.progress.has(offset) {
+            self.unconfirmed.push_back(offset);
+        }
+    }
+
+    /// The broker has confirmed that everything before that offset is done.
+    pub(super) fn commit(&mut self, offset: i64) {
+        self.progress.commit(offset);
+        while self.unconfirmed.pop_front_if(|first| *first < offset).is_some() {}
+    }
+
+    /// How many acknowledgements the broker hasn't confirmed.
+    pub(super) fn unconfirmed(&self) -> usize {
+        self.unconfirmed.len()
     }
 
     /// The record that is out is to be committed before it counts as done.
@@ -271,7 +288,7 @@ impl Partition {
     }
 
     /// That didn't come off.
-    pub(super) fn unconfirmed(&mut self) {
+    pub(super) fn not_confirmed(&mut self) {
         self.progress.confirming = None;
     }
 

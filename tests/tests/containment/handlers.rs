@@ -1,4 +1,4 @@
-//! A handler that panics, hangs, blocks its thread or is dropped: it is rolled back and counted, and the worker goes on.
+//! Handlers that panic, hang, block their thread or are dropped.
 
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
@@ -223,7 +223,7 @@ async fn f76_a_timeout_is_a_failed_attempt<B: TestBroker, D: TestDatabase>() {
     }
     let letter = world.letter("hasty").await;
     assert_eq!((letter.reason, letter.attempts), (Reason::Exhausted, 3));
-    assert_eq!(letter.error, "the handler took longer than its timeout of 200ms");
+    assert_eq!(letter.error, "the handler took longer than its timeout of 1s");
     goes_on(&world, &mut inbox, "hasty").await;
 }
 
@@ -231,7 +231,7 @@ async fn f76_timeouts_in_a_long_statement_leave_the_worker_alive<B: TestBroker, 
     let world = World::<B, D>::new().await;
     world.probe.script(|_| Step::Exec(D::SLOW));
     let mut inbox = world.inbox(&["hasty"]).await;
-    for number in 0..20 {
+    for number in 0..8 {
         world.publish(&format!("slow{number}")).await;
         assert_eq!(next(&mut inbox).await, Outcome::Failed);
         world.assert_untouched("hasty", &format!("slow{number}")).await;
@@ -249,7 +249,7 @@ async fn f76_timeouts_in_a_long_statement_leave_the_worker_alive<B: TestBroker, 
         world.publish(&format!("m{number}")).await;
         assert_eq!(next(&mut inbox).await, Outcome::Processed);
     }
-    assert_eq!(world.database.number("SELECT count(*) FROM effects").await, 40);
+    assert_eq!(world.database.number("SELECT count(*) FROM effects").await, 28);
     assert!(world.settled("hasty").await);
 }
 
