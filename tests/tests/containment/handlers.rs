@@ -264,6 +264,8 @@ async fn f76_a_dropped_process_one_rolls_back<B: TestBroker, D: TestDatabase>() 
         let mut inbox = world
             .builder(&["billing"])
             .ack_wait(ack_wait)
+            // The statement that was dropped goes on for a while.
+            .lock_wait(Duration::from_secs(20))
             .build()
             .await
             .expect("an inbox");

@@ -88,9 +88,9 @@ async fn g21_a_statement_that_is_given_up() {
 /// The runtime's own timeout drops it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g21_a_statement_that_the_timeout_cuts_off() {
-    for sql in ["SELECT pg_sleep(0.4); SELECT 1/0", "SELECT pg_sleep(30)"] {
+    for sql in ["SELECT pg_sleep(1.4); SELECT 1/0", "SELECT pg_sleep(30)"] {
         let letter = bad_comes_to_an_end("hasty", &World::new().await, move || Step::Exec(sql)).await;
-        assert!(letter.contains("timeout of 200ms"), "{letter}");
+        assert!(letter.contains("longer than its timeout"), "{letter}");
     }
 }
 
