@@ -20,10 +20,10 @@ pub enum Error {
     /// A broker can't be used.
     #[error("broker: {0}")]
     Broker(#[from] BrokerError),
-    /// A database can't be reached.
-    #[error("{database}")]
+    /// A database refuses, and waiting doesn't mend it. One that can't be reached is waited for.
+    #[error("{database}: {source}")]
     Connect {
-        /// Which database, by its variable.
+        /// Which database, by its name and its variable.
         database: String,
         /// Why.
         #[source]

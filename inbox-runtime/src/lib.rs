@@ -77,6 +77,7 @@ pub mod config;
 mod dead_letters;
 mod delivery;
 mod error;
+mod error_text;
 mod extract;
 mod failpoint;
 mod file;
@@ -95,6 +96,7 @@ mod outcome;
 mod pipeline;
 mod registry;
 mod shutdown;
+mod stderr;
 mod store;
 mod tally;
 pub mod telemetry;
@@ -179,7 +181,12 @@ pub use tally::Report;
 ///
 /// Everything comes from the environment: `DATABASE_URL`, `INBOX_BROKER_URL`, and the settings that have a default. The
 /// first signal drains: running handlers finish and are settled, everything else is given back at once. The second stops
-/// now. For anything else there is [`Inbox::builder`], of which this is three lines.
+/// now. For anything else there is [`Inbox::builder`], of which this is a few lines.
+///
+/// A database that can't be used yet is waited for, unready, as [`InboxBuilder::build`] says; a signal ends that wait at once.
+///
+/// A program that has installed no `tracing` subscriber gets one that prints warnings and errors to the standard error stream
+/// (another level by `RUST_LOG`, as in `info`), so that nothing goes wrong in silence.
 ///
 /// # Errors
 ///
@@ -195,6 +202,7 @@ pub use tally::Report;
 /// }
 /// ```
 pub async fn run() -> Result<(), Error> {
+    stderr::print_unless_subscribed();
     let (first, second) = shutdown::signals()?;
     Inbox::builder().shutdown(first).abort(second).run().await?;
     Ok(())

@@ -2,6 +2,8 @@
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
+use crate::error_text::text_of;
+
 type BoxError = Box<dyn Error + Send + Sync + 'static>;
 
 /// Why a handler failed.
@@ -120,7 +122,7 @@ impl HandlerError {
         let mut fault = None;
         for error in chain {
             fault = fault.or_else(|| DatabaseFault::of(error));
-            texts.push(error.to_string());
+            texts.push(text_of(error));
         }
         let text = if texts.is_empty() {
             String::from("unknown error")

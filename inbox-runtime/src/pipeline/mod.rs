@@ -28,6 +28,7 @@ use crate::{
     bound::Bound,
     broker::{BrokerError, DynLease},
     delivery::Delivery,
+    error_text::text_of,
     extract::{DeliveryContext, Meta, Rejection, States},
     failpoint::{failpoint, tell_test},
     identity,
@@ -476,10 +477,10 @@ impl<S: Store> Case<'_, S> {
 
 /// An error with everything beneath it, in one line.
 pub(crate) fn text(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut line = error.to_string();
+    let mut line = text_of(error);
     let mut next = error.source();
     while let Some(error) = next {
-        let text = error.to_string();
+        let text = text_of(error);
         if !line.ends_with(&text) {
             line.push_str(": ");
             line.push_str(&text);

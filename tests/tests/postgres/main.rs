@@ -12,6 +12,7 @@ mod seal;
 mod sessions;
 mod start;
 mod tls;
+mod waiting;
 
 use inbox_runtime::{Outcome, sqlx::PgPool};
 use inbox_tests::{

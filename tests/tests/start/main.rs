@@ -4,3 +4,4 @@ mod checks;
 mod handlers;
 mod running;
 mod tables;
+mod waiting;

@@ -190,7 +190,7 @@ impl PostgresSession {
     }
 
     fn pooled(&self) -> bool {
-        self.store.settings.transaction_pooler
+        self.store.pooled()
     }
 
     pub(super) fn live(&mut self) -> sqlx::Result<&mut TxConnection<Postgres>> {

@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use sqlx::{
@@ -14,8 +17,10 @@ use sqlx::{
 mod ahead;
 mod claim;
 mod migrate;
+mod reach;
 mod records;
 mod seal;
+mod shape;
 mod statements;
 
 pub use claim::PostgresSession;
@@ -38,6 +43,8 @@ impl InboxConnection for PgConnection {
 pub struct PostgresStore {
     pool: PgPool,
     settings: StoreSettings,
+    /// Whether a transaction-pooling proxy stands before the server: it was said, or noticed when it was first reached.
+    pooler: Arc<AtomicBool>,
     /// A handler deallocates prepared statements, ours among them: do without.
     plain: Arc<AtomicBool>,
 }
@@ -46,7 +53,17 @@ impl PostgresStore {
     fn new(pool: PgPool, settings: StoreSettings) -> Self {
         // Behind a transaction pooler a prepared statement is not there in the next transaction.
         let plain = Arc::new(AtomicBool::new(settings.transaction_pooler));
-        Self { pool, settings, plain }
+        let pooler = Arc::new(AtomicBool::new(settings.transaction_pooler));
+        Self {
+            pool,
+            settings,
+            pooler,
+            plain,
+        }
+    }
+
+    fn pooled(&self) -> bool {
+        self.pooler.load(Ordering::Relaxed)
     }
 
     async fn acquire(&self) -> Result<TxConnection<Postgres>, StoreError> {
@@ -56,7 +73,7 @@ impl PostgresStore {
     async fn writer(&self) -> Result<Writer, StoreError> {
         Ok(Writer {
             conn: self.acquire().await?,
-            pooled: self.settings.transaction_pooler,
+            pooled: self.pooled(),
         })
     }
 
@@ -64,7 +81,7 @@ impl PostgresStore {
     /// may reach different servers.
     async fn reader(&self) -> Result<Reader, StoreError> {
         let mut conn = self.acquire().await?;
-        if self.settings.transaction_pooler {
+        if self.pooled() {
             begin_pooled(&mut conn).await.map_err(trouble)?;
         }
         Ok(Reader { conn })
@@ -152,16 +169,14 @@ impl Store for PostgresStore {
         inventory::iter::<Registration<Self>>.into_iter().collect()
     }
 
-    async fn connect(url: &str, settings: StoreSettings) -> Result<Self, ConnectError> {
+    fn at(url: &str, settings: StoreSettings) -> Result<Self, ConnectError> {
         let mut options: PgConnectOptions = url.parse().map_err(|error| ConnectError::Url(Box::new(error)))?;
         if settings.transaction_pooler {
             options = options.statement_cache_capacity(0);
         }
         let pool = PgPoolOptions::new()
             .max_connections(settings.pool_size)
-            .connect_with(options)
-            .await
-            .map_err(|error| ConnectError::Unavailable(Box::new(error)))?;
+            .connect_lazy_with(options);
         Ok(Self::new(pool, settings))
     }
 
