@@ -72,8 +72,12 @@ pub(super) fn plan(builder: &mut InboxBuilder) -> Result<Plan, StartErrors> {
     let settings = settings(builder, &config);
     let databases = databases(builder, &config, kinds, settings, &handlers, &mut problems);
     let broker = broker(builder, &config, &mut problems);
-    for database in &databases {
-        problems.extend(broker.as_ref().and_then(|broker| one_file(broker, &*database.records)));
+    if let Some(broker) = &broker {
+        problems.extend(
+            databases
+                .iter()
+                .find_map(|database| one_file(broker, &*database.records)),
+        );
     }
     match broker {
         Some(broker) if problems.is_empty() => Ok(Plan {

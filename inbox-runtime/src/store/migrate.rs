@@ -6,7 +6,7 @@ use sqlx::{
 };
 
 use super::{
-    MigrateError,
+    Migrate, MigrateError,
     shape::{Found, Kind, TABLES, Table},
 };
 
@@ -91,9 +91,10 @@ fn migrator(migrations: Migrations) -> Migrator {
 
 /// Checks that every table is there, ours, and as it must be. The error lists every difference; what may be meant as it is
 /// is a warning.
-pub(crate) async fn check<C: Schema>(conn: &mut C) -> Result<(), MigrateError> {
+pub(crate) async fn check<C: Schema>(conn: &mut C, mode: Migrate) -> Result<(), MigrateError> {
     let ours = is_ours(conn).await?;
-    refuse(problems(conn, ours).await?.into_iter().map(Problem::text).collect())
+    let problems = problems(conn, ours).await?.into_iter();
+    refuse(problems.map(|problem| problem.text(mode)).collect())
 }
 
 /// What is wrong with the tables.
@@ -103,8 +104,12 @@ enum Problem {
 }
 
 impl Problem {
-    fn text(self) -> String {
+    fn text(self, mode: Migrate) -> String {
         match self {
+            Self::Missing(table) if mode == Migrate::Auto => format!(
+                "the table `{table}` is missing, although `{BOOKKEEPING}` has it as made; restore it, or make it by the statements in \
+                 the folder `migrations` of this crate"
+            ),
             Self::Missing(table) => format!("the table `{table}` is missing; {MAKE_THEM}"),
             Self::Table(text) => text,
         }

@@ -472,7 +472,10 @@ pub enum MigrateError {
     #[error("{}", headline(&**.0))]
     Unavailable(#[source] Box<dyn StdError + Send + Sync>),
     /// A migration failed.
-    #[error("the inbox tables can't be made")]
+    #[error(
+        "the inbox's tables can't be made or looked at (where this role may not make them, let another one call \
+         `inbox_runtime::migrate`, and set INBOX_MIGRATE=check)"
+    )]
     Failed(#[source] Box<dyn StdError + Send + Sync>),
     /// The tables are missing or of another shape; the text says what and what to do.
     #[error("{0}")]

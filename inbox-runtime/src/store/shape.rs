@@ -7,8 +7,8 @@ pub(crate) struct Table {
     /// What the runtime does to it, in the words of `GRANT`.
     #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "SQLite has no rights"))]
     pub(crate) rights: &'static [&'static str],
-    /// Sets of columns that are unique, the primary key first. Nothing else may be unique: two rows that differ in these
-    /// must both fit.
+    /// Sets of columns, or of expressions as in `coalesce(message_id, '')`, that are unique; the primary key first. Nothing
+    /// else may be unique: two rows that differ in these must both fit.
     pub(crate) keys: &'static [&'static [&'static str]],
     pub(crate) columns: &'static [Column],
 }
@@ -144,9 +144,9 @@ pub(crate) struct FoundColumn {
 #[derive(Debug, Default)]
 pub(crate) struct FoundKey {
     pub(crate) name: String,
-    /// The plain columns of it; an expression isn't among them.
+    /// Its columns, and its expressions in lower case, without types.
     pub(crate) columns: Vec<String>,
-    /// It holds for every row, at once, and in these columns alone: what `ON CONFLICT` needs.
+    /// It holds for every row, and at once: what `ON CONFLICT` needs.
     pub(crate) whole: bool,
     /// The collation of it, where that makes different texts equal.
     pub(crate) folds: Option<String>,
@@ -165,11 +165,7 @@ impl FoundKey {
 
     fn describe(&self) -> String {
         let folds = self.folds.as_ref().map(|name| format!(" collated by {name}"));
-        let part = if self.whole {
-            ""
-        } else {
-            ", partial, deferred or by expressions"
-        };
+        let part = if self.whole { "" } else { ", partial or deferred" };
         format!(
             "`{}` ({}{}{part})",
             self.name,

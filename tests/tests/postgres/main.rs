@@ -10,6 +10,7 @@ mod own;
 mod pooler;
 mod seal;
 mod sessions;
+mod shape;
 mod start;
 mod tls;
 mod waiting;

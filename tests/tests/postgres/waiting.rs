@@ -266,7 +266,10 @@ async fn g76_a_database_that_can_only_be_read_is_not_ready() {
         let reset = format!("ALTER DATABASE {name} RESET default_transaction_read_only");
         for sql in ["SET default_transaction_read_only = off", &reset] {
             let sql = inbox_runtime::sqlx::AssertSqlSafe(sql.to_owned());
-            inbox_runtime::sqlx::raw_sql(sql).execute(&mut stranger).await.expect("set");
+            inbox_runtime::sqlx::raw_sql(sql)
+                .execute(&mut stranger)
+                .await
+                .expect("set");
         }
         eventually("it is ready", async || inbox.health().ready).await;
         eventually("m1 is settled", async || world.settled("billing").await).await;

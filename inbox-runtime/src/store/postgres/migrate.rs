@@ -47,7 +47,7 @@ async fn make_or_check(conn: &mut PgConnection, mode: Migrate) -> Result<(), Mig
     if mode == Migrate::Auto && !migrate::is_current(conn, MIGRATIONS).await? {
         make(conn).await?;
     }
-    migrate::check(conn).await
+    migrate::check(conn, mode).await
 }
 
 /// What would break the guarantee, or every statement.

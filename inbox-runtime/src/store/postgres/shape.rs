@@ -105,10 +105,11 @@ fn kept(relation: &PgRow, problems: &mut Vec<String>) -> sqlx::Result<()> {
 }
 
 async fn keys(conn: &mut PgConnection, table: &str) -> sqlx::Result<Vec<FoundKey>> {
-    let sql = "SELECT n.relname::text, i.indisvalid AND i.indimmediate AND NOT i.indisexclusion \
-               AND i.indpred IS NULL AND i.indexprs IS NULL, \
-               ARRAY(SELECT a.attname::text FROM generate_series(0, i.indnkeyatts - 1) k \
-               JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k] ORDER BY k), \
+    let sql = "SELECT n.relname::text, i.indisvalid AND i.indimmediate AND NOT i.indisexclusion AND i.indpred IS NULL, \
+               ARRAY(SELECT coalesce(a.attname::text, lower(regexp_replace(pg_get_indexdef(i.indexrelid, k + 1, true), \
+               '::(text|character varying)', '', 'g'))) FROM generate_series(0, i.indnkeyatts - 1) k \
+               LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k] AND a.attnum <> 0 \
+               ORDER BY k), \
                (SELECT min(c.collname::text) FROM generate_series(0, i.indnkeyatts - 1) k \
                JOIN pg_collation c ON c.oid = i.indcollation[k] WHERE NOT c.collisdeterministic) \
                FROM pg_index i JOIN pg_class n ON n.oid = i.indexrelid \

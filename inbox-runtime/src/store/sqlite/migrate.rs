@@ -66,7 +66,7 @@ async fn migrate_once(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateErr
             made?;
         }
     }
-    migrate::check(&mut *conn).await
+    migrate::check(&mut *conn, mode).await
 }
 
 /// An in-memory database is gone when its last connection closes, and with it the knowledge of what was handled.

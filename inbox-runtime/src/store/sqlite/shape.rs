@@ -145,6 +145,13 @@ async fn keys(conn: &mut SqliteConnection, table: &str) -> sqlx::Result<Vec<Foun
             whole: !index.try_get::<bool, _>(1)?,
             ..FoundKey::default()
         };
+        let sql: Option<String> =
+            sqlx::query_scalar("SELECT sql FROM main.sqlite_schema WHERE type = 'index' AND name = $1")
+                .bind(&key.name)
+                .fetch_optional(&mut *conn)
+                .await?
+                .flatten();
+        let sql = sql.unwrap_or_default();
         let parts = sqlx::query("SELECT name, coll FROM pragma_index_xinfo($1) WHERE key")
             .bind(&key.name)
             .fetch_all(&mut *conn)
@@ -152,8 +159,7 @@ async fn keys(conn: &mut SqliteConnection, table: &str) -> sqlx::Result<Vec<Foun
         for part in parts {
             match part.try_get(0)? {
                 Some(column) => key.columns.push(column),
-                // An expression.
-                None => key.whole = false,
+                None => key.columns.push(expression(&sql)),
             }
             let collation: String = part.try_get(1)?;
             if !collation.eq_ignore_ascii_case("BINARY") {
@@ -163,4 +169,17 @@ async fn keys(conn: &mut SqliteConnection, table: &str) -> sqlx::Result<Vec<Foun
         found.push(key);
     }
     Ok(found)
+}
+
+/// An expression of an index, of which SQLite tells nothing but the statement that made it: the one that the inbox uses, or
+/// another one.
+fn expression(sql: &str) -> String {
+    const OWN: &str = "coalesce(message_id, '')";
+    let written: String = sql.to_ascii_lowercase().split_whitespace().collect();
+    let own: String = OWN.split_whitespace().collect();
+    if written.contains(&own) {
+        OWN.to_owned()
+    } else {
+        "an expression".to_owned()
+    }
 }
