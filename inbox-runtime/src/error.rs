@@ -32,8 +32,8 @@ pub enum Error {
     /// The tables of the inbox are not as they must be.
     #[error("{database}: {source}")]
     Migrate {
-        /// Which database, by its name.
-        database: &'static str,
+        /// Which database, by its name and its variable.
+        database: String,
         /// Why.
         #[source]
         source: MigrateError,

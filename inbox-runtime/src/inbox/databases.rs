@@ -18,7 +18,6 @@ use crate::{
 /// A database that the program uses.
 pub(super) struct Database {
     pub(super) kind: TypeId,
-    pub(super) name: &'static str,
     /// Its name and where it was given, as in `PostgreSQL (DATABASE_URL)`.
     pub(super) label: String,
     pub(super) store: AnyStore,
@@ -157,7 +156,6 @@ fn open(kind: &dyn Kind, origin: Origin, settings: StoreSettings) -> Result<Data
         .ok_or_else(|| format!("the pool given for {} is of another kind", kind.name()))?;
     Ok(Database {
         kind: kind.store(),
-        name: kind.name(),
         label: format!("{} ({place})", kind.name()),
         store,
         records,
@@ -167,7 +165,6 @@ fn open(kind: &dyn Kind, origin: Origin, settings: StoreSettings) -> Result<Data
 fn detached(records: Arc<dyn Records>, label: String) -> Database {
     Database {
         kind: TypeId::of::<Detached>(),
-        name: "dead letters",
         label,
         store: Box::new(Detached::new(records.clone())),
         records,

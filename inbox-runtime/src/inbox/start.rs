@@ -209,7 +209,7 @@ async fn try_database(database: &Database, migrate: Migrate) -> Result<String, S
     made.map_err(|error| match error {
         MigrateError::Unavailable(_) => Setback::Passing(text(&error)),
         source => Setback::Lasting(Error::Migrate {
-            database: database.name,
+            database: database.label.clone(),
             source,
         }),
     })?;
