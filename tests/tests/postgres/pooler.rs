@@ -118,7 +118,9 @@ async fn g40_a_busy_pooler_is_noticed() {
     let Some((world, pooler)) = pooled(0).await else {
         return;
     };
-    world.publish("m1").await;
+    for number in 1..=100 {
+        world.publish(&format!("m{number}")).await;
+    }
     let others = others(&pooler, world.database.name());
     let busy: Vec<_> = (0..6)
         .map(|_| {
@@ -127,7 +129,7 @@ async fn g40_a_busy_pooler_is_noticed() {
         })
         .collect();
     let inbox = world.builder(&["audit"]).spawn().await.expect("an inbox");
-    eventually("m1 is settled", || async {
+    eventually("all is settled", || async {
         world.broker.settled("audit", ">").await == Some(Settled::ALL)
     })
     .await;
@@ -135,7 +137,8 @@ async fn g40_a_busy_pooler_is_noticed() {
         busy.await.expect("every write succeeds");
     }
     inbox.stop();
-    inbox.join().await.expect("stopped");
+    let report = inbox.join().await.expect("stopped");
+    assert_eq!((report.processed, report.deferred), (100, 0), "{report}");
     write(&others, 50).await;
 }
 
