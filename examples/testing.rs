@@ -10,7 +10,7 @@
 //! and the service itself with
 //!
 //! ```text
-//! DATABASE_URL=sqlite://app.db INBOX_BROKER_URL=embedded:broker.db cargo run -p inbox-examples --example testing
+//! DATABASE_URL=sqlite://app.db?mode=rwc INBOX_BROKER_URL=embedded:broker.db cargo run -p inbox-examples --example testing
 //! ```
 
 use inbox_runtime::{

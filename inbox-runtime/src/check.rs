@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use crate::{
     broker::subject,
-    error::StartErrors,
     extract::States,
     names,
     registry::{AckStrategy, HandlerMeta},
@@ -99,23 +98,23 @@ pub(crate) fn connections<'a>(
     database: &str,
     max: u32,
     metas: impl Iterator<Item = &'a HandlerMeta>,
-) -> Result<(), StartErrors> {
+) -> Option<String> {
     let metas: Vec<_> = metas.collect();
     let workers: u32 = metas.iter().map(|meta| meta.concurrency).sum();
     if metas.is_empty() || workers < max {
-        return Ok(());
+        return None;
     }
     let sum: Vec<_> = metas
         .iter()
         .map(|meta| format!("{} for `{}`", meta.concurrency, meta.name))
         .collect();
-    Err(StartErrors::new(vec![format!(
+    Some(format!(
         "the {database} pool has at most {max} connections, but the handlers may hold {workers} at a time ({}) and one more \
          is needed for attempts and dead letters; give the pool at least {} (INBOX_POOL_SIZE, or `max_connections` of your \
          own pool), or lower the concurrency",
         sum.join(" + "),
         workers + 1
-    )]))
+    ))
 }
 
 /// Checks that no two handlers of a group can get the same message: the second would find the first one's claim.

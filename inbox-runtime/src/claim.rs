@@ -64,13 +64,17 @@ pub async fn claim<C: InboxConnection>(conn: &mut C, group: &str, message_id: &s
 ///
 /// # Errors
 ///
-/// [`Error::Migrate`] when the database can't be reached, a migration fails, or a table of one of our names isn't ours.
+/// [`Error::Connect`] when the database can't be reached, in its own words and without a wait; [`Error::Migrate`] when a
+/// migration fails, or a table of one of our names isn't ours.
 pub async fn migrate<P: IntoStore + Clone>(pool: &P) -> Result<(), Error> {
-    crate::dead_letters::records(pool)
-        .migrate(Migrate::Auto)
-        .await
-        .map_err(|source| Error::Migrate {
-            database: P::Store::NAME,
-            source,
-        })
+    let records = crate::dead_letters::records(pool);
+    let database = || P::Store::NAME.to_owned();
+    records.reach().await.map_err(|source| Error::Connect {
+        database: database(),
+        source,
+    })?;
+    records.migrate(Migrate::Auto).await.map_err(|source| Error::Migrate {
+        database: database(),
+        source,
+    })
 }

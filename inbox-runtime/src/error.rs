@@ -21,10 +21,10 @@ pub enum Error {
     /// A broker can't be used.
     #[error("broker: {0}")]
     Broker(#[from] BrokerError),
-    /// A database can't be reached.
-    #[error("{database}")]
+    /// A database refuses, and waiting doesn't mend it. One that can't be reached is waited for.
+    #[error("{database}: {source}")]
     Connect {
-        /// Which database, by its variable.
+        /// Which database, by its name and its variable.
         database: String,
         /// Why.
         #[source]
@@ -33,8 +33,8 @@ pub enum Error {
     /// The tables of the inbox are not as they must be.
     #[error("{database}: {source}")]
     Migrate {
-        /// Which database, by its name.
-        database: &'static str,
+        /// Which database, by its name and its variable.
+        database: String,
         /// Why.
         #[source]
         source: MigrateError,

@@ -3,13 +3,13 @@
 //! | path | answer |
 //! |---|---|
 //! | `/healthz` | 200 while the inbox runs, 503 when it has ended: restart it |
-//! | `/readyz` | 200 while it can work, 503 while it can't or stops: send it no work |
+//! | `/readyz` | 200 while it can work, 503 while it starts, can't work or stops: send it no work |
 //! | `/metrics` | with the feature `metrics`: every metric of the program, as Prometheus reads it |
 //!
 //! The first two have the whole [`Health`] as JSON, with each reason; times are in seconds.
 //!
 //! A program that serves HTTP anyway mounts [`router`]. For one that doesn't, the runtime serves these routes on
-//! `INBOX_HTTP_ADDR`, until the drain is over.
+//! `INBOX_HTTP_ADDR`, from before it connects to anything until the drain is over.
 
 use std::net::SocketAddr;
 
@@ -104,8 +104,8 @@ fn handler(health: &HandlerHealth) -> Value {
     })
 }
 
-/// Listens, so that an address that can't be used is known at the start.
-pub(crate) async fn bind(addr: Given<SocketAddr>) -> Result<TcpListener, StartErrors> {
+/// Serves until the result is dropped. That an address can't be used is known at once.
+pub(crate) async fn serve(addr: &Given<SocketAddr>, health: HealthHandle) -> Result<Serving, StartErrors> {
     let Given { value, place } = addr;
     let refused = |error: std::io::Error| {
         StartErrors::new(vec![format!(
@@ -114,24 +114,29 @@ pub(crate) async fn bind(addr: Given<SocketAddr>) -> Result<TcpListener, StartEr
     };
     let listener = TcpListener::bind(value).await.map_err(refused)?;
     let addr = listener.local_addr().map_err(refused)?;
-    tracing::info!(%addr, "health and metrics are served while the inbox runs");
-    Ok(listener)
-}
-
-/// Serves until the result is dropped.
-pub(crate) fn serve(listener: TcpListener, health: HealthHandle) -> Serving {
-    Serving(tokio::spawn(async move {
+    tracing::info!(%addr, "health and metrics are served");
+    let server = tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router(health)).await {
             tracing::error!(%error, "health and metrics are served no more");
         }
-    }))
+    });
+    Ok(Serving { addr, server })
 }
 
 /// The server, which ends when this is dropped.
-pub(crate) struct Serving(JoinHandle<()>);
+pub(crate) struct Serving {
+    addr: SocketAddr,
+    server: JoinHandle<()>,
+}
+
+impl Serving {
+    pub(crate) const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+}
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.0.abort();
+        self.server.abort();
     }
 }

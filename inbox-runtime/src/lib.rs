@@ -78,6 +78,7 @@ mod contain;
 mod dead_letters;
 mod delivery;
 mod error;
+mod error_text;
 mod extract;
 mod failpoint;
 mod file;
@@ -96,6 +97,7 @@ mod outcome;
 mod pipeline;
 mod registry;
 mod shutdown;
+mod stderr;
 mod store;
 mod tally;
 pub mod telemetry;
@@ -180,7 +182,12 @@ pub use tally::Report;
 ///
 /// Everything comes from the environment: `DATABASE_URL`, `INBOX_BROKER_URL`, and the settings that have a default. The
 /// first signal drains: running handlers finish and are settled, everything else is given back at once. The second stops
-/// now. For anything else there is [`Inbox::builder`], of which this is three lines.
+/// now. For anything else there is [`Inbox::builder`], of which this is a few lines.
+///
+/// A database that can't be used yet is waited for, unready, as [`InboxBuilder::build`] says; a signal ends that wait at once.
+///
+/// A program that has installed no `tracing` subscriber gets one that prints warnings and errors to the standard error stream
+/// (another level by `RUST_LOG`, as in `info`), so that nothing goes wrong in silence.
 ///
 /// It returns in time even if a handler blocks its thread ([`Error::Blocked`]). A runtime that is dropped, at the end of a
 /// `main` under `#[tokio::main]` too, then waits for that thread; a program that must not wait ends with
@@ -200,6 +207,7 @@ pub use tally::Report;
 /// }
 /// ```
 pub async fn run() -> Result<(), Error> {
+    stderr::print_unless_subscribed();
     let (first, second) = shutdown::signals()?;
     Inbox::builder().shutdown(first).abort(second).run().await?;
     Ok(())

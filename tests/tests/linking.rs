@@ -13,7 +13,7 @@ fn run(program: impl AsRef<Path>) -> Output {
     Command::new(program.as_ref())
         .current_dir(folder.path())
         .env("INBOX_BROKER_URL", "embedded:broker.db")
-        .env("DATABASE_URL", "sqlite://app.db")
+        .env("DATABASE_URL", "sqlite://app.db?mode=rwc")
         .env("INBOX_GROUPS", "linked")
         .output()
         .expect("the program")

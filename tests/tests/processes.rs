@@ -136,7 +136,7 @@ async fn f16_eight_processes_start_at_once_on_new_files() {
         let (broker, database) = (folder.path().join("broker.db"), folder.path().join("app.db"));
         let (broker_url, database_url) = (
             format!("embedded:{}", broker.display()),
-            format!("sqlite://{}", database.display()),
+            format!("sqlite://{}?mode=rwc", database.display()),
         );
         let command = || {
             WorkerCommand::new(WORKER, Mode::Idle, &broker_url, &database_url, "billing")

@@ -140,7 +140,7 @@ pub(super) const ROWS: [Row; 14] = [
             Ok(())
         }),
     row("INBOX_MIGRATE", "migrate", Kind::Text, Some("auto"), "\"check\"",
-        "auto: the inbox's tables are made at the start; check: they must be there; off",
+        "auto: the inbox's tables are made at the start, and checked; check: they are checked; off: neither",
         |config, value, _| {
             config.migrate = Some(match value {
                 "auto" => Migrate::Auto,

@@ -155,8 +155,8 @@ fn a_problem_of_the_file_has_its_line_and_what_to_write() {
             "inbox.toml:1: `ack_wait` (how long the broker waits for a sign of life before it delivers again): \"soon\" is \
              not a duration (expected number at 0); write \"500ms\", \"30s\" or \"5m\"",
             "inbox.toml:3: `pool_size` is a number; write it as in `pool_size = 10`",
-            "inbox.toml:4: `migrate` (auto: the inbox's tables are made at the start; check: they must be there; off): \
-             write auto, check or off",
+            "inbox.toml:4: `migrate` (auto: the inbox's tables are made at the start, and checked; check: they are \
+             checked; off: neither): write auto, check or off",
             "inbox.toml:5: `INBOX_LOCK_WIAT` is not a setting; the nearest is `lock_wait`",
             "inbox.toml:6: `groups` is a list; write it as in `groups = [\"billing\", \"shipping\"]`",
         ]

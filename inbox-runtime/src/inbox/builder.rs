@@ -2,7 +2,7 @@
 
 use std::{any::TypeId, fmt, future::Future, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
-use super::{Inbox, InboxHandle, start};
+use super::{HealthHandle, Inbox, InboxHandle, health::Life, start::Starting};
 use crate::{
     broker::{Broker, DynBroker},
     error::Error,
@@ -60,6 +60,7 @@ pub struct InboxBuilder {
     pub(super) prometheus: bool,
     pub(super) shutdown: Option<Signal>,
     pub(super) abort: Option<Signal>,
+    pub(super) life: Life,
 }
 
 impl InboxBuilder {
@@ -184,7 +185,7 @@ impl InboxBuilder {
         self
     }
 
-    /// Serves health and metrics there while the inbox runs, as `INBOX_HTTP_ADDR` does. Port 0 is any free port, which
+    /// Serves health and metrics there, from before anything is connected to until the inbox has ended, as `INBOX_HTTP_ADDR` does. Port 0 is any free port, which
     /// [`InboxHandle::http_addr`] then has. With the feature `metrics` it also does what `prometheus` does.
     #[cfg(feature = "http")]
     pub fn http_addr(mut self, addr: impl Into<std::net::SocketAddr>) -> Self {
@@ -211,17 +212,35 @@ impl InboxBuilder {
         self
     }
 
+    /// Looks at the health of the inbox from before it starts: for a program that serves HTTP itself, whose probes must be
+    /// answered while the inbox still waits for its database.
+    #[must_use]
+    pub fn health_handle(&self) -> HealthHandle {
+        self.life.handle()
+    }
+
     /// Checks everything, connects and subscribes. Nothing is consumed yet.
+    ///
+    /// A database that can't be used yet is waited for, as a broker is: it doesn't run, starts up, doesn't answer, is read
+    /// only, or its tables are still missing under [`Migrate::Off`]. Meanwhile health says why, health and metrics are
+    /// served, and the [`shutdown`](Self::shutdown) future is obeyed: then the inbox has no handlers, and ends as soon as it
+    /// runs.
     ///
     /// # Errors
     ///
-    /// [`Error::Start`] with every problem of what is registered and configured, else the first database or broker that
-    /// can't be used.
+    /// [`Error::Start`] with every problem of what is registered and configured; otherwise the first database or broker that
+    /// can't be used for a reason that waiting doesn't mend, such as a wrong password, an unknown database, a missing file, or
+    /// tables that are not as they must be.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, nothing was consumed; tables that were being made are not there.
     pub async fn build(self) -> Result<Inbox, Error> {
-        start::start(self).await
+        Starting::new(self).await?.finish().await
     }
 
-    /// Runs until the [`shutdown`](Self::shutdown) future ends (without one, for ever).
+    /// Runs until the [`shutdown`](Self::shutdown) future ends (without one, for ever). It ends well and with an empty report
+    /// if that is before the inbox has started.
     ///
     /// # Errors
     ///
@@ -234,9 +253,27 @@ impl InboxBuilder {
     ///
     /// # Errors
     ///
-    /// As [`build`](Self::build): when this returns, everything is checked, connected and subscribed.
+    /// As [`build`](Self::build). When this returns, everything is checked, connected and subscribed; or a database is waited
+    /// for, which [`InboxHandle::health`] says, and what turns out to be wrong later is what [`InboxHandle::join`] returns.
     pub async fn spawn(self) -> Result<InboxHandle, Error> {
-        Ok(self.build().await?.spawn())
+        let starting = Starting::new(self).await?;
+        let (stop, tally, health) = (starting.stop(), starting.tally(), starting.health());
+        #[cfg(feature = "http")]
+        let http_addr = starting.http_addr();
+        let mut start = Box::pin(starting.finish());
+        tokio::select! {
+            biased;
+            started = &mut start => return Ok(started?.spawn()),
+            () = health.begins_to_wait() => {}
+        }
+        Ok(InboxHandle {
+            stop,
+            task: tokio::spawn(async move { start.await?.run().await }),
+            tally,
+            health,
+            #[cfg(feature = "http")]
+            http_addr,
+        })
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::{any::TypeId, sync::Arc};
 
-use super::{InboxBuilder, start::Planned};
+use super::{InboxBuilder, plan::Planned};
 use crate::{
+    check,
     config::{Config, Given, Secret},
-    error::{Error, StartErrors},
+    pipeline::text,
     registry::HandlerMeta,
     store::{
         Records, StoreSettings,
@@ -17,19 +18,51 @@ use crate::{
 /// A database that the program uses.
 pub(super) struct Database {
     pub(super) kind: TypeId,
-    pub(super) name: &'static str,
+    /// Its name and where it was given, as in `PostgreSQL (DATABASE_URL)`.
+    pub(super) label: String,
     pub(super) store: AnyStore,
     pub(super) records: Arc<dyn Records>,
 }
 
 /// How a database is come by.
-pub(super) enum Origin {
+enum Origin {
     Given(Box<dyn FnOnce(StoreSettings) -> AnyStore + Send>),
     Url(Given<Secret>),
 }
 
-/// Finds the database of every selected handler.
+/// The databases of the selected handlers, none of which is connected yet, and that of the dead letters.
 pub(super) fn databases(
+    builder: &mut InboxBuilder,
+    config: &Config,
+    kinds: Vec<Box<dyn Kind>>,
+    settings: StoreSettings,
+    handlers: &[Planned],
+    problems: &mut Vec<String>,
+) -> Vec<Database> {
+    let mut databases = Vec::new();
+    for (kind, origin) in origins(builder, config, kinds, handlers, problems) {
+        let Some(database) = open(&*kind, origin, settings)
+            .map_err(|problem| problems.push(problem))
+            .ok()
+        else {
+            continue;
+        };
+        if let Some(connections) = kind.max_connections(&database.store) {
+            let ours = handlers.iter().filter(|one| one.entry.store() == kind.store());
+            problems.extend(check::connections(kind.name(), connections, ours.map(|one| &*one.meta)));
+        }
+        databases.push(database);
+    }
+    if let Some(records) = builder.dead_letters.take() {
+        databases.push(detached(records(settings), "`.dead_letters(…)`".to_owned()));
+    } else if let [only] = &databases[..] {
+        databases.push(detached(only.records.clone(), only.label.clone()));
+    }
+    databases
+}
+
+/// Finds the database of every selected handler.
+fn origins(
     builder: &mut InboxBuilder,
     config: &Config,
     kinds: Vec<Box<dyn Kind>>,
@@ -103,32 +136,36 @@ fn scheme(url: &Secret) -> &str {
     url.0.split_once(':').map_or("", |(scheme, _)| scheme)
 }
 
-pub(super) async fn connect(kind: &dyn Kind, origin: Origin, settings: StoreSettings) -> Result<Database, Error> {
-    let store = match origin {
-        Origin::Given(make) => make(settings),
-        Origin::Url(url) => kind
-            .connect(&url.value.0, settings)
-            .await
-            .map_err(|source| Error::Connect {
-                database: url.place,
-                source,
-            })?,
+fn open(kind: &dyn Kind, origin: Origin, settings: StoreSettings) -> Result<Database, String> {
+    let (store, place) = match origin {
+        Origin::Given(make) => (make(settings), "`.store(…)`".to_owned()),
+        Origin::Url(url) => match kind.at(&url.value.0, settings) {
+            Ok(store) => (store, url.place),
+            Err(error) => {
+                return Err(format!(
+                    "{}: {}; write for example {}",
+                    url.place,
+                    text(&error),
+                    kind.example_url()
+                ));
+            }
+        },
     };
     let records = kind
         .records(&store)
-        .ok_or_else(|| StartErrors::new(vec![format!("the pool given for {} is of another kind", kind.name())]))?;
+        .ok_or_else(|| format!("the pool given for {} is of another kind", kind.name()))?;
     Ok(Database {
         kind: kind.store(),
-        name: kind.name(),
+        label: format!("{} ({place})", kind.name()),
         store,
         records,
     })
 }
 
-pub(super) fn detached(records: Arc<dyn Records>) -> Database {
+fn detached(records: Arc<dyn Records>, label: String) -> Database {
     Database {
         kind: TypeId::of::<Detached>(),
-        name: "dead letters",
+        label,
         store: Box::new(Detached::new(records.clone())),
         records,
     }

@@ -1,14 +1,16 @@
 //! Whether an inbox runs and can work, and if not, why.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU8, Ordering},
     },
     time::Duration,
 };
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{broker::SourceStatus, pipeline::Vitals, registry::HandlerMeta};
@@ -19,11 +21,12 @@ use crate::{broker::SourceStatus, pipeline::Vitals, registry::HandlerMeta};
 pub struct Health {
     /// It has not come to an end.
     pub live: bool,
-    /// It handles messages, or would if there were any.
+    /// It handles messages, or would if there were any: it has started, which takes a database that could be written to, and
+    /// every handler can work.
     pub ready: bool,
     /// Why it is not ready.
     pub reasons: Vec<String>,
-    /// Each handler by itself.
+    /// Each handler by itself; none before the inbox has started.
     pub handlers: Vec<HandlerHealth>,
 }
 
@@ -90,9 +93,10 @@ impl Watched {
     }
 }
 
-const PREPARED: u8 = 0;
-const RUNNING: u8 = 1;
-const ENDED: u8 = 2;
+const STARTING: u8 = 0;
+const PREPARED: u8 = 1;
+const RUNNING: u8 = 2;
+const ENDED: u8 = 3;
 
 /// Looks at the health of an inbox. Clones look at the same one, and none of them keeps it from being moved, run or
 /// dropped: a route of a server can hold one.
@@ -117,16 +121,25 @@ pub struct HealthHandle(Arc<Inner>);
 struct Inner {
     state: AtomicU8,
     drain: CancellationToken,
-    handlers: Vec<Watched>,
+    /// What the start waits for, each with the reason.
+    waits: watch::Sender<BTreeMap<String, String>>,
+    handlers: OnceLock<Vec<Watched>>,
 }
 
 impl HealthHandle {
-    fn new(drain: CancellationToken, handlers: Vec<Watched>) -> Self {
+    fn new() -> Self {
         Self(Arc::new(Inner {
-            state: AtomicU8::new(PREPARED),
-            drain,
-            handlers,
+            state: AtomicU8::new(STARTING),
+            drain: CancellationToken::new(),
+            waits: watch::Sender::default(),
+            handlers: OnceLock::new(),
         }))
+    }
+
+    /// Returns when the start waits for something.
+    pub(super) async fn begins_to_wait(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.0.waits.subscribe().wait_for(|waits| !waits.is_empty()).await;
     }
 
     /// Whether the inbox runs, and whether it can work.
@@ -136,11 +149,25 @@ impl HealthHandle {
         let reason = match state {
             ENDED => Some("the inbox has stopped"),
             _ if self.0.drain.is_cancelled() => Some("the inbox is stopping"),
+            STARTING => Some("the inbox is starting"),
             PREPARED => Some("the inbox does not run yet"),
             _ => None,
         };
         let mut reasons: Vec<_> = reason.map(str::to_owned).into_iter().collect();
-        let handlers: Vec<_> = self.0.handlers.iter().map(Watched::health).collect();
+        let waits = self.0.waits.borrow().clone();
+        reasons.extend(
+            waits
+                .iter()
+                .map(|(database, why)| format!("waiting for {database}: {why}")),
+        );
+        let handlers: Vec<_> = self
+            .0
+            .handlers
+            .get()
+            .into_iter()
+            .flatten()
+            .map(Watched::health)
+            .collect();
         for one in &handlers {
             let all = one.database.iter().chain(&one.broker).chain(&one.waiting);
             reasons.extend(all.map(|why| format!("{}: {why}", one.handler)));
@@ -164,8 +191,41 @@ impl fmt::Debug for HealthHandle {
 pub(super) struct Life(HealthHandle);
 
 impl Life {
-    pub(super) fn new(drain: CancellationToken, handlers: Vec<Watched>) -> Self {
-        Self(HealthHandle::new(drain, handlers))
+    /// What tells the inbox to stop.
+    pub(super) fn drain(&self) -> CancellationToken {
+        self.0.0.drain.clone()
+    }
+
+    /// The start waits for a database. Says so in the log when it begins, and when the reason changes.
+    pub(super) fn waits(&self, database: &str, why: String) {
+        self.0.0.waits.send_if_modified(|waits| {
+            let before = waits.get(database);
+            if before == Some(&why) {
+                return false;
+            }
+            tracing::warn!(database, error = why, "the start waits for the database");
+            waits.insert(database.to_owned(), why);
+            true
+        });
+    }
+
+    /// The start has what it waited for, if it did.
+    pub(super) fn goes_on(&self, database: &str) {
+        self.0.0.waits.send_if_modified(|waits| {
+            let waited = waits.remove(database).is_some();
+            if waited {
+                tracing::info!(database, "the database that the start waited for can be used");
+            }
+            waited
+        });
+    }
+
+    /// The start is over.
+    pub(super) fn prepared(&self, handlers: Vec<Watched>) {
+        self.0.0.waits.send_modify(BTreeMap::clear);
+        // Once in a life.
+        let _ = self.0.0.handlers.set(handlers);
+        self.0.0.state.store(PREPARED, Ordering::Release);
     }
 
     pub(super) fn handle(&self) -> HealthHandle {
@@ -174,6 +234,12 @@ impl Life {
 
     pub(super) fn begin(&self) {
         self.0.0.state.store(RUNNING, Ordering::Release);
+    }
+}
+
+impl Default for Life {
+    fn default() -> Self {
+        Self(HealthHandle::new())
     }
 }
 

@@ -11,6 +11,7 @@ mod handle;
 mod health;
 mod left_behind;
 mod nudge;
+mod plan;
 mod start;
 
 pub use builder::InboxBuilder;
@@ -45,8 +46,9 @@ pub struct Inbox {
     tally: Arc<Tally>,
     stop: Stop,
     life: Life,
+    /// Health and metrics are served as long as this is there.
     #[cfg(feature = "http")]
-    listener: Option<tokio::net::TcpListener>,
+    serving: Option<crate::http::Serving>,
     shutdown_timeout: Duration,
     shutdown: Option<builder::Signal>,
     abort: Option<builder::Signal>,
@@ -90,11 +92,11 @@ impl Inbox {
         self.life.handle()
     }
 
-    /// Where the runtime will serve health and metrics while it runs, if it will.
+    /// Where the runtime serves health and metrics, if it does.
     #[cfg(feature = "http")]
     #[must_use]
     pub fn http_addr(&self) -> Option<std::net::SocketAddr> {
-        self.listener.as_ref()?.local_addr().ok()
+        self.serving.as_ref().map(crate::http::Serving::addr)
     }
 
     /// Waits for one message, handles and settles it. Returns `None` when there was none within `timeout`; a `timeout` of
@@ -117,7 +119,8 @@ impl Inbox {
             let left = deadline.map_or(Duration::MAX, |deadline| {
                 deadline.saturating_duration_since(Instant::now())
             });
-            if left.is_zero() {
+            // One that was told to stop before it had started has no handlers.
+            if left.is_zero() || self.lines.is_empty() {
                 return Ok(None);
             }
             if let Some((index, job)) = self.wait(left.min(REPLAY_INTERVAL)).await? {
@@ -192,9 +195,7 @@ impl Inbox {
         life.begin();
         // Until the drain is over: readiness is asked for while it goes on.
         #[cfg(feature = "http")]
-        let _serving = self
-            .listener
-            .map(|listener| crate::http::serve(listener, life.handle()));
+        let _serving = self.serving;
         let mut upkeep = std::pin::pin!(telemetry::upkeep());
         let mut tasks = JoinSet::new();
         let mut handlers = Vec::new();

@@ -1,127 +1,228 @@
-//! From a builder to an inbox that is ready to run: select, check, connect, subscribe.
+//! The start: databases are waited for, tables are made or checked, the broker is asked, and each handler gets its source.
 
-#[cfg(feature = "http")]
-use std::net::SocketAddr;
-use std::{any::TypeId, sync::Arc, time::Duration};
+use std::{any::TypeId, future::pending, sync::Arc, time::Duration};
+
+use futures_util::future::try_join_all;
 
 use super::{
     Inbox, InboxBuilder, Line,
-    databases::{Database, Origin, connect, databases, detached},
-    health::{Life, Watched},
+    builder::Signal,
+    databases::Database,
+    health::{HealthHandle, Life, Watched},
+    plan::{Plan, Planned, plan, subscriptions},
 };
 use crate::{
-    broker::{self, DynBroker, DynSource, Subscription},
-    check,
-    config::{self, Config, Given},
-    error::{Error, StartErrors},
-    file::resolve,
-    pipeline::worker::Stop,
-    registry::HandlerMeta,
-    store::{
-        Migrate, Records, StoreSettings,
-        detached::Detached,
-        kind::{Entry, Kind, Shared, kinds},
-    },
+    broker::DynSource,
+    error::Error,
+    pipeline::{text, worker::Stop},
+    registry::Backoff,
+    store::{ConnectError, Migrate, MigrateError, StoreError, detached::Detached, kind::Shared},
     tally::Tally,
 };
 
-/// A handler that is to run.
-pub(super) struct Planned {
-    pub(super) entry: Box<dyn Entry>,
-    /// As it was declared, with what the file says of it in place of its attribute.
-    pub(super) meta: Arc<HandlerMeta>,
-    /// What it subscribes to: the declared subject behind the prefix.
-    subject: String,
+/// The wait between two tries of a database that can't be used yet.
+const BACKOFF: Backoff = Backoff {
+    first: Duration::from_millis(500),
+    max: Duration::from_secs(5),
+};
+
+/// How long a database may take to answer a question at the start.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// How long making and checking the tables may take: another program may be at it, or have a lock.
+const MIGRATION: Duration = Duration::from_secs(300);
+
+/// An inbox that is being started. What is to run is decided, health is served, and nothing is connected yet.
+pub(super) struct Starting {
+    plan: Plan,
+    shared: Shared,
+    stop: Stop,
+    life: Life,
+    #[cfg(feature = "http")]
+    serving: Option<crate::http::Serving>,
+    shutdown: Option<Signal>,
+    abort: Option<Signal>,
 }
 
-struct Plan {
-    handlers: Vec<Planned>,
-    databases: Vec<(Box<dyn Kind>, Origin)>,
-    broker: DynBroker,
-}
-
-pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
-    let mut problems = Vec::new();
-    let config = Config::load(builder.config_file.as_deref(), &mut problems);
-    let migrate = builder.migrate.or(config.migrate).unwrap_or_default();
-    let settings = settings(&builder, &config);
-    #[cfg(feature = "http")]
-    let addr = http_addr(&builder, &config);
-    #[cfg(not(feature = "http"))]
-    refuse_http_addr(&config, &mut problems);
-    let plan = plan(&mut builder, &config, problems)?;
-    #[cfg(feature = "http")]
-    let listener = match addr {
-        Some(addr) => Some(crate::http::bind(addr).await?),
-        None => None,
-    };
-    #[cfg(all(feature = "metrics", feature = "http"))]
-    if builder.prometheus || listener.is_some() {
-        // Before the pipelines register what they measure.
-        crate::telemetry::prometheus::install();
-    }
-
-    let mut databases = Vec::new();
-    for (kind, origin) in plan.databases {
-        let database = connect(&*kind, origin, settings).await?;
-        if let Some(connections) = kind.max_connections(&database.store) {
-            let ours = plan.handlers.iter().filter(|one| one.entry.store() == kind.store());
-            check::connections(kind.name(), connections, ours.map(|one| &*one.meta))?;
-        }
-        databases.push(database);
-    }
-    if let Some(records) = builder.dead_letters.take() {
-        let records = records(settings);
-        databases.push(detached(records));
-    } else if let [only] = &databases[..] {
-        let records = only.records.clone();
-        databases.push(detached(records));
-    }
-    let descriptions = prepare(&plan.broker, &databases, migrate).await?;
-    let ack_wait = builder.ack_wait.or(config.ack_wait).unwrap_or(Duration::from_secs(30));
-    let stop = Stop::default();
-    let shared = Shared {
-        states: Arc::new(builder.states),
-        tally: Arc::new(Tally::default()),
-        stopped: stop.now.clone(),
-    };
-    let sources = plan.broker.subscribe(subscriptions(&plan.handlers, ack_wait)).await?;
-    let (lines, watched) = lines(plan.handlers, sources, &databases, &shared);
-    Ok(Inbox {
-        lines,
-        descriptions,
-        tally: shared.tally,
-        life: Life::new(stop.drain.clone(), watched),
-        stop,
+impl Starting {
+    /// Finds everything that is wrong with what is registered and configured, and serves health from now on.
+    pub(super) async fn new(mut builder: InboxBuilder) -> Result<Self, Error> {
+        let plan = plan(&mut builder)?;
+        let life = builder.life;
         #[cfg(feature = "http")]
-        listener,
-        shutdown_timeout: builder
-            .shutdown_timeout
-            .or(config.shutdown_timeout)
-            .unwrap_or(Duration::from_secs(25)),
-        shutdown: builder.shutdown,
-        abort: builder.abort,
-        next: 0,
+        let serving = match &plan.http_addr {
+            Some(addr) => Some(crate::http::serve(addr, life.handle()).await?),
+            None => None,
+        };
+        #[cfg(all(feature = "metrics", feature = "http"))]
+        if builder.prometheus || serving.is_some() {
+            // Before the pipelines register what they measure.
+            crate::telemetry::prometheus::install();
+        }
+        let stop = Stop {
+            drain: life.drain(),
+            ..Stop::default()
+        };
+        Ok(Self {
+            plan,
+            shared: Shared {
+                states: Arc::new(builder.states),
+                tally: Arc::new(Tally::default()),
+                stopped: stop.now.clone(),
+            },
+            stop,
+            life,
+            #[cfg(feature = "http")]
+            serving,
+            shutdown: builder.shutdown,
+            abort: builder.abort,
+        })
+    }
+
+    pub(super) fn stop(&self) -> Stop {
+        self.stop.clone()
+    }
+
+    pub(super) fn tally(&self) -> Arc<Tally> {
+        self.shared.tally.clone()
+    }
+
+    pub(super) fn health(&self) -> HealthHandle {
+        self.life.handle()
+    }
+
+    #[cfg(feature = "http")]
+    pub(super) fn http_addr(&self) -> Option<std::net::SocketAddr> {
+        self.serving.as_ref().map(crate::http::Serving::addr)
+    }
+
+    /// Waits for the databases, makes or checks the tables, and subscribes. Told to stop meanwhile, it is an inbox without
+    /// handlers, which ends as soon as it runs.
+    pub(super) async fn finish(mut self) -> Result<Inbox, Error> {
+        let told = async {
+            tokio::select! {
+                () = async { match &mut self.shutdown { Some(signal) => signal.await, None => pending().await } } => {}
+                () = self.stop.drain.cancelled() => {}
+            }
+        };
+        let prepared = tokio::select! {
+            biased;
+            () = told => {
+                self.stop.drain.cancel();
+                self.shutdown = None;
+                tracing::info!("stopped before the inbox had started: nothing was handled");
+                Prepared::default()
+            }
+            prepared = prepare(self.plan, &self.shared, &self.life) => prepared?,
+        };
+        self.life.prepared(prepared.watched);
+        Ok(Inbox {
+            lines: prepared.lines,
+            descriptions: prepared.descriptions,
+            tally: self.shared.tally,
+            life: self.life,
+            stop: self.stop,
+            #[cfg(feature = "http")]
+            serving: self.serving,
+            shutdown_timeout: prepared.shutdown_timeout,
+            shutdown: self.shutdown,
+            abort: self.abort,
+            next: 0,
+        })
+    }
+}
+
+/// What a start has made.
+#[derive(Default)]
+struct Prepared {
+    lines: Vec<Line>,
+    watched: Vec<Watched>,
+    descriptions: Vec<String>,
+    shutdown_timeout: Duration,
+}
+
+/// Everything that needs the broker or a database, the broker first: what is wrong with it for good must not wait for a
+/// database.
+async fn prepare(plan: Plan, shared: &Shared, life: &Life) -> Result<Prepared, Error> {
+    let mut descriptions = vec![plan.broker.describe().await?];
+    tracing::info!(broker = descriptions[0], "the broker is ready");
+    // The database of the dead letters is mostly one that is there already.
+    let once = plan.databases.iter().enumerate().filter(|(index, database)| {
+        let mut before = plan.databases[..*index].iter();
+        !before.any(|other| Arc::ptr_eq(&other.records, &database.records))
+    });
+    let prepared = once.map(|(_, database)| prepare_database(database, plan.migrate, life));
+    let described = try_join_all(prepared).await?;
+    descriptions.extend(described.into_iter().flatten());
+    let sources = plan
+        .broker
+        .subscribe(subscriptions(&plan.handlers, plan.ack_wait))
+        .await?;
+    let (lines, watched) = lines(plan.handlers, sources, &plan.databases, shared);
+    Ok(Prepared {
+        lines,
+        watched,
+        descriptions,
+        shutdown_timeout: plan.shutdown_timeout,
     })
 }
 
-/// Where health and metrics are to be served.
-#[cfg(feature = "http")]
-fn http_addr(builder: &InboxBuilder, config: &Config) -> Option<Given<SocketAddr>> {
-    let given = builder.http_addr.map(|value| Given {
-        value,
-        place: "`.http_addr(…)`".to_owned(),
-    });
-    given.or_else(|| config.http_addr.clone())
+/// Why a database can't be used yet.
+enum Setback {
+    /// Waiting may help.
+    Passing(String),
+    /// It doesn't.
+    Lasting(Error),
 }
 
-#[cfg(not(feature = "http"))]
-fn refuse_http_addr(config: &Config, problems: &mut Vec<String>) {
-    if let Some(Given { place, .. }) = &config.http_addr {
-        problems.push(format!(
-            "{place}: this program was built without the feature `http`, so it can't serve health; turn the feature on"
-        ));
+/// Waits until a database can be used: it answers, its tables are as they must be, and a row can be written. Returns its
+/// line of the start report; there is none of the dead letters alone.
+async fn prepare_database(database: &Database, migrate: Migrate, life: &Life) -> Result<Option<String>, Error> {
+    let mut tries = 0;
+    loop {
+        match try_database(database, migrate).await {
+            Ok(description) => {
+                life.goes_on(&database.label);
+                if database.kind == TypeId::of::<Detached>() {
+                    return Ok(None);
+                }
+                tracing::info!(database = description, "the database is ready");
+                return Ok(Some(description));
+            }
+            Err(Setback::Lasting(error)) => return Err(error),
+            Err(Setback::Passing(why)) => life.waits(&database.label, why),
+        }
+        tries += 1;
+        // Never at once: full jitter may be nothing at all.
+        tokio::time::sleep(BACKOFF.first.max(BACKOFF.delay(tries))).await;
     }
+}
+
+async fn try_database(database: &Database, migrate: Migrate) -> Result<String, Setback> {
+    let records = &database.records;
+    records.reach().await.map_err(|error| match error {
+        ConnectError::Unavailable { .. } => Setback::Passing(error.to_string()),
+        source => Setback::Lasting(Error::Connect {
+            database: database.label.clone(),
+            source,
+        }),
+    })?;
+    let made = within(MIGRATION, records.migrate(migrate)).await?;
+    made.map_err(|error| match error {
+        MigrateError::Unavailable(_) => Setback::Passing(text(&error)),
+        source => Setback::Lasting(Error::Migrate {
+            database: database.label.clone(),
+            source,
+        }),
+    })?;
+    let later = |error: StoreError| Setback::Passing(text(&error));
+    within(ANSWER, records.try_write()).await?.map_err(later)?;
+    within(ANSWER, records.describe()).await?.map_err(later)
+}
+
+async fn within<T>(bound: Duration, question: impl Future<Output = T>) -> Result<T, Setback> {
+    let answer = tokio::time::timeout(bound, question).await;
+    answer.map_err(|_| Setback::Passing(format!("it is connected and hasn't answered for {bound:?}")))
 }
 
 /// One line for each handler, and what is to be seen of it while it runs.
@@ -157,165 +258,4 @@ fn lines(
         lines.push(Line { meta, runner, source });
     }
     (lines, watched)
-}
-
-fn settings(builder: &InboxBuilder, config: &Config) -> StoreSettings {
-    let default = StoreSettings::default();
-    StoreSettings {
-        lock_wait: builder.lock_wait.or(config.lock_wait).unwrap_or(default.lock_wait),
-        commit_timeout: builder
-            .commit_timeout
-            .or(config.commit_timeout)
-            .unwrap_or(default.commit_timeout),
-        pool_size: config.pool_size.unwrap_or(default.pool_size),
-        transaction_pooler: builder.transaction_pooler || config.transaction_pooler.unwrap_or_default(),
-    }
-}
-
-/// Decides what is to run on what, or lists everything that keeps it from running.
-fn plan(builder: &mut InboxBuilder, config: &Config, mut problems: Vec<String>) -> Result<Plan, StartErrors> {
-    let kinds = kinds();
-    let handlers = handlers(builder, config, &kinds, &mut problems);
-    let selected: Vec<_> = handlers.iter().map(|one| &*one.meta).collect();
-    check::ack_wait(builder.ack_wait, &mut problems);
-    check::expected(&builder.expected, &selected, &mut problems);
-    check::overlaps(&selected, &mut problems);
-    for one in &handlers {
-        let transactional = kinds
-            .iter()
-            .any(|kind| kind.store() == one.entry.store() && kind.transactional());
-        check::one(
-            &*one.entry,
-            &one.meta,
-            &one.subject,
-            transactional,
-            &builder.states,
-            &mut problems,
-        );
-    }
-
-    let databases = databases(builder, config, kinds, &handlers, &mut problems);
-    let broker = broker(builder, config, &mut problems);
-    match broker {
-        Some(broker) if problems.is_empty() => Ok(Plan {
-            handlers,
-            databases,
-            broker,
-        }),
-        _ => Err(StartErrors::new(problems)),
-    }
-}
-
-/// The broker that was given, or the one that a URL names.
-fn broker(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String>) -> Option<DynBroker> {
-    if let Some(broker) = builder.broker.take() {
-        return Some(broker);
-    }
-    let url = match builder.broker_url.take() {
-        Some(url) => Some((url, "`.broker_url(…)`".to_owned())),
-        None => config.broker_url.clone().map(|given| (given.value.0, given.place)),
-    };
-    let Some((url, place)) = url else {
-        problems.push(format!(
-            "there is no broker; set INBOX_BROKER_URL (for example {}), or add `.broker(…)`",
-            broker::EXAMPLE_URL
-        ));
-        return None;
-    };
-    broker::connect(&url, config)
-        .map_err(|problem| problems.push(format!("{place}: {problem}")))
-        .ok()
-}
-
-/// The selected handlers, in the order of groups, subjects and names, as the file changes them.
-fn handlers(
-    builder: &mut InboxBuilder,
-    config: &Config,
-    kinds: &[Box<dyn Kind>],
-    problems: &mut Vec<String>,
-) -> Vec<Planned> {
-    let mut entries: Vec<_> = kinds.iter().flat_map(|kind| kind.entries()).collect();
-    entries.sort_by_key(|entry| (entry.meta().group, entry.meta().subject, entry.meta().name));
-    let all: Vec<&'static HandlerMeta> = entries.iter().map(|entry| entry.meta()).collect();
-    let groups = builder.groups.take().or_else(|| config.groups.clone());
-    check::groups(groups.as_deref().unwrap_or_default(), &all, problems);
-    config.overrides.check(&all, problems);
-    let prefix = prefix(builder, config, problems);
-
-    let planned = entries.into_iter().map(|entry| {
-        let meta = Arc::new(config.overrides.apply(entry.meta()));
-        let subject = match &prefix {
-            Some(prefix) => format!("{prefix}.{}", meta.subject),
-            None => meta.subject.to_owned(),
-        };
-        Planned { entry, meta, subject }
-    });
-    let selected: Vec<_> = planned
-        .filter(|one| {
-            let group = |groups: &Vec<String>| groups.iter().any(|group| group == one.meta.group);
-            groups.as_ref().is_none_or(group) && builder.select.iter().all(|select| select(&one.meta))
-        })
-        .collect();
-    check::found(all.len(), selected.len(), problems);
-    selected
-}
-
-/// What stands before every subject.
-fn prefix(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String>) -> Option<String> {
-    match builder.subject_prefix.take() {
-        Some(prefix) => config::prefix(&prefix)
-            .map_err(|problem| problems.push(format!("`.subject_prefix(…)`: {problem}")))
-            .ok(),
-        None => config.subject_prefix.clone(),
-    }
-}
-
-/// Makes the tables and asks the broker and the databases what they are: one line each, the broker first.
-async fn prepare(broker: &DynBroker, databases: &[Database], migrate: Migrate) -> Result<Vec<String>, Error> {
-    // Before either of them opens the file.
-    for database in databases {
-        refuse_one_file(broker, &*database.records)?;
-    }
-    let mut descriptions = vec![broker.describe().await?];
-    tracing::info!(broker = descriptions[0], "the broker is ready");
-    for database in databases {
-        let migrated = database.records.migrate(migrate).await;
-        migrated.map_err(|source| Error::Migrate {
-            database: database.name,
-            source,
-        })?;
-        if database.kind != TypeId::of::<Detached>() {
-            let description = database.records.describe().await?;
-            tracing::info!(database = description, "the database is ready");
-            descriptions.push(description);
-        }
-    }
-    Ok(descriptions)
-}
-
-/// A handler's transaction would lock the broker out of the file in which its own lease has to be kept alive.
-fn refuse_one_file(broker: &DynBroker, records: &dyn Records) -> Result<(), StartErrors> {
-    match (broker.file(), records.file()) {
-        (Some(broker), Some(store)) if resolve(&broker) == resolve(&store) => Err(StartErrors::new(vec![format!(
-            "the broker and the database are both in {}; give each a file of its own",
-            store.display()
-        )])),
-        _ => Ok(()),
-    }
-}
-
-fn subscriptions(handlers: &[Planned], ack_wait: Duration) -> Vec<Subscription> {
-    handlers
-        .iter()
-        .map(|Planned { meta, subject, .. }| {
-            Subscription::new(meta.group, subject)
-                .start(meta.start)
-                .ack_wait(ack_wait)
-                // For each worker one that it handles, one in hand, and one that is being settled.
-                .max_in_flight(meta.concurrency as usize * 3)
-                .timeout(meta.timeout)
-                .stream(meta.stream.map(str::to_owned))
-                .ordered(meta.ordered)
-        })
-        .collect()
 }

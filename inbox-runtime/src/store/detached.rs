@@ -36,7 +36,7 @@ impl Store for Detached {
         inventory::iter::<Registration<Self>>.into_iter().collect()
     }
 
-    async fn connect(_url: &str, _settings: StoreSettings) -> Result<Self, ConnectError> {
+    fn at(_url: &str, _settings: StoreSettings) -> Result<Self, ConnectError> {
         Err(ConnectError::Url(
             "a handler without a transaction has no database of its own".into(),
         ))

@@ -8,7 +8,7 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-use super::{BoxFuture, ConnectError, Records, Store, StoreSettings, detached::Detached};
+use super::{ConnectError, Records, Store, StoreSettings, detached::Detached};
 use crate::{
     contain::contain,
     extract::States,
@@ -53,7 +53,7 @@ pub(crate) trait Kind: Send + Sync {
     fn example_url(&self) -> &'static str;
     fn transactional(&self) -> bool;
     fn entries(&self) -> Vec<Box<dyn Entry>>;
-    fn connect<'a>(&self, url: &'a str, settings: StoreSettings) -> BoxFuture<'a, Result<AnyStore, ConnectError>>;
+    fn at(&self, url: &str, settings: StoreSettings) -> Result<AnyStore, ConnectError>;
     fn records(&self, store: &AnyStore) -> Option<Arc<dyn Records>>;
     fn max_connections(&self, store: &AnyStore) -> Option<u32>;
 }
@@ -103,8 +103,8 @@ impl<S: Store> Kind for Of<S> {
             .collect()
     }
 
-    fn connect<'a>(&self, url: &'a str, settings: StoreSettings) -> BoxFuture<'a, Result<AnyStore, ConnectError>> {
-        Box::pin(async move { Ok(Box::new(S::connect(url, settings).await?) as AnyStore) })
+    fn at(&self, url: &str, settings: StoreSettings) -> Result<AnyStore, ConnectError> {
+        Ok(Box::new(S::at(url, settings)?))
     }
 
     fn records(&self, store: &AnyStore) -> Option<Arc<dyn Records>> {

@@ -11,6 +11,8 @@ mod migrate;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 mod records;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod shape;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -59,8 +61,8 @@ pub trait Store: Clone + Send + Sync + Sized + 'static {
     /// The handlers that were registered for it, in no particular order.
     fn registrations() -> Vec<&'static Registration<Self>>;
 
-    /// Connects to the database of that URL.
-    fn connect(url: &str, settings: StoreSettings) -> impl Future<Output = Result<Self, ConnectError>> + Send;
+    /// The store of the database of that URL. Connects when it is first used, and so must be called on a runtime of tokio.
+    fn at(url: &str, settings: StoreSettings) -> Result<Self, ConnectError>;
 
     /// Shows that the database can be used now: takes a fresh connection of the pool and writes an inbox row in a transaction
     /// that is rolled back. Asked before a handler is declared blocked, since an error of one message may look like an
@@ -132,9 +134,25 @@ pub enum ConnectError {
     /// The URL can't be read.
     #[error("the URL can't be read")]
     Url(#[source] Box<dyn StdError + Send + Sync>),
-    /// The database can't be reached.
-    #[error("the database can't be reached")]
-    Unavailable(#[source] Box<dyn StdError + Send + Sync>),
+    /// It answered what waiting doesn't mend: a wrong password, an unknown role or database, a file that isn't there. The
+    /// text names the server or the file, and has its own words.
+    #[error("{message}")]
+    Refused {
+        /// What was refused, why, and what to do.
+        message: String,
+        /// The answer.
+        #[source]
+        source: Box<dyn StdError + Send + Sync>,
+    },
+    /// It can't be reached now: it doesn't run, starts up, doesn't answer. A start waits for it.
+    #[error("{message}")]
+    Unavailable {
+        /// What can't be reached, and why.
+        message: String,
+        /// Why.
+        #[source]
+        source: Box<dyn StdError + Send + Sync>,
+    },
 }
 
 /// What a handler's database error means.
@@ -296,9 +314,29 @@ pub enum StoreError {
     #[error("the database asks for a fresh transaction")]
     Again(#[source] Box<dyn StdError + Send + Sync>),
     /// The database can't be used now.
-    #[error("the database is not available")]
+    #[error("{}", headline(&**.0))]
     Unavailable(#[source] Box<dyn StdError + Send + Sync>),
 }
+
+/// What a fault of the database is called: that the inbox's own tables are missing is no outage.
+fn headline(error: &(dyn StdError + Send + Sync + 'static)) -> &'static str {
+    let answer = error
+        .downcast_ref::<sqlx::Error>()
+        .and_then(sqlx::Error::as_database_error);
+    let is_missing = answer.is_some_and(|answer| {
+        let undefined = answer.code().is_some_and(|code| code == "42P01") || answer.message().contains("no such table");
+        undefined && answer.message().contains("inbox_")
+    });
+    if is_missing {
+        TABLES_MISSING
+    } else {
+        "the database is not available"
+    }
+}
+
+/// What to do where the inbox has no tables.
+pub(crate) const TABLES_MISSING: &str = "the inbox's tables are missing: run the program once with INBOX_MIGRATE=auto, or \
+                                         call `inbox_runtime::migrate`";
 
 /// Why a transaction was not committed.
 #[derive(Debug)]
@@ -332,6 +370,13 @@ pub enum AbandonError {
 pub trait Records: fmt::Debug + Send + Sync {
     /// Makes the tables, or checks them.
     fn migrate(&self, mode: Migrate) -> BoxFuture<'_, Result<(), MigrateError>>;
+
+    /// Makes a first connection, within a few seconds, and looks at what kind of server answers. The error tells whether
+    /// waiting helps.
+    fn reach(&self) -> BoxFuture<'_, Result<(), ConnectError>>;
+
+    /// Shows that the tables are there and can be written to: a row goes into `inbox_events` and is rolled back.
+    fn try_write(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Shows that the database can be used now, as [`Store::probe`] does.
     fn probe(&self) -> BoxFuture<'_, Result<(), StoreError>>;
@@ -410,12 +455,13 @@ pub trait Records: fmt::Debug + Send + Sync {
 /// What is done about missing tables at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Migrate {
-    /// They are made. The default.
+    /// They are made, and then checked as by [`Check`](Self::Check). The default.
     #[default]
     Auto,
-    /// They are looked for; missing ones are a start error.
+    /// They are looked for: one that is missing, or has other columns, types, collations, keys or rights than it must have,
+    /// is a start error that lists every difference.
     Check,
-    /// Nothing.
+    /// Nothing. The inbox is ready only when they can be written to, and waits until they can.
     Off,
 }
 
@@ -424,10 +470,13 @@ pub enum Migrate {
 #[non_exhaustive]
 pub enum MigrateError {
     /// The database can't be used now.
-    #[error("the database is not available")]
+    #[error("{}", headline(&**.0))]
     Unavailable(#[source] Box<dyn StdError + Send + Sync>),
     /// A migration failed.
-    #[error("the inbox tables can't be made")]
+    #[error(
+        "the inbox's tables can't be made or looked at (where this role may not make them, let another one call \
+         `inbox_runtime::migrate`, and set INBOX_MIGRATE=check)"
+    )]
     Failed(#[source] Box<dyn StdError + Send + Sync>),
     /// The tables are missing or of another shape; the text says what and what to do.
     #[error("{0}")]

@@ -106,7 +106,7 @@ macro_rules! records {
         use crate::{
             failpoint::failpoint,
             store::{
-                AttemptKey, Attempts, BoxFuture, DeadLetter, DeadLetterStatus, Fingerprint, Migrate, MigrateError,
+                AttemptKey, Attempts, BoxFuture, ConnectError, DeadLetter, DeadLetterStatus, Fingerprint, Migrate, MigrateError,
                 NewDeadLetter, Records, StoreError,
                 tables::{attempts, from_millis, millis, read_headers, reason, storable, to_millis, write_headers},
             },
@@ -133,6 +133,14 @@ macro_rules! records {
         impl Records for $records {
             fn migrate(&self, mode: Migrate) -> BoxFuture<'_, Result<(), MigrateError>> {
                 Box::pin(super::migrate::migrate(&self.0.pool, mode))
+            }
+
+            fn reach(&self) -> BoxFuture<'_, Result<(), ConnectError>> {
+                Box::pin(self.0.reach())
+            }
+
+            fn try_write(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+                Box::pin(self.0.try_write())
             }
 
             fn probe(&self) -> BoxFuture<'_, Result<(), StoreError>> {

@@ -4,10 +4,9 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Router, routing::get};
 use inbox_runtime::{Error, HandlerHealth, InboxBuilder, InboxHandle, SourceStatus, http};
-use inbox_tests::{Step, TestBroker, TestDatabase, World, embedded_suite, eventually};
+use inbox_tests::{Step, TestBroker, TestDatabase, World, ask, embedded_suite, eventually};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     sync::{Semaphore, oneshot},
 };
 
@@ -160,19 +159,7 @@ async fn what_looks_at_the_health_outlives_the_inbox<B: TestBroker, D: TestDatab
     assert!(!watch.health().live, "dropped, it is over");
 }
 
-/// What a server answers to a GET: the status and the body. `None` if there is no server.
-async fn ask(addr: SocketAddr, path: &str) -> Option<(u16, String)> {
-    let mut stream = TcpStream::connect(addr).await.ok()?;
-    let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.ok()?;
-    let status = answer.split(' ').nth(1)?.parse().ok()?;
-    let (_, body) = answer.split_once("\r\n\r\n")?;
-    Some((status, body.to_owned()))
-}
-
-/// The same, for an answer that is JSON.
+/// What a server answers to a GET, as JSON.
 async fn ask_json(addr: SocketAddr, path: &str) -> (u16, serde_json::Value) {
     let (status, body) = ask(addr, path).await.expect("an answer");
     (status, serde_json::from_str(&body).expect("JSON"))

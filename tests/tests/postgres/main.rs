@@ -12,9 +12,11 @@ mod own;
 mod pooler;
 mod seal;
 mod sessions;
+mod shape;
 mod start;
 mod tls;
 mod veto;
+mod waiting;
 
 use inbox_runtime::{Outcome, sqlx::PgPool};
 use inbox_tests::{

@@ -75,6 +75,90 @@ async fn four_workers(cached: usize) {
     assert_all_done(&world, "audit", 150).await;
 }
 
+/// Nobody mentioned the pooler. What other programs write through it must not fail, neither while the inbox runs nor when it
+/// has stopped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g40_a_pooler_that_nobody_mentioned_is_noticed() {
+    for cached in [0, 100] {
+        let Some((world, pooler)) = pooled(cached).await else {
+            return;
+        };
+        for number in 1..=100 {
+            world.publish(&format!("m{number}")).await;
+        }
+        world.publish("bad").await;
+        world.probe.script(|call| match call.id.as_str() {
+            "bad" => Step::Permanent("bad"),
+            _ => Step::Ok,
+        });
+        let inbox = world.builder(&["audit"]).spawn().await.expect("an inbox");
+        let others = others(&pooler, world.database.name());
+        write(&others, 150).await;
+        eventually("all is settled", || async {
+            world.broker.settled("audit", ">").await == Some(Settled::ALL)
+        })
+        .await;
+        inbox.stop();
+        let report = inbox.join().await.expect("stopped");
+        assert_eq!(
+            (report.processed, report.dead_lettered, report.deferred),
+            (100, 1, 0),
+            "{report}"
+        );
+        write(&others, 50).await;
+        assert_eq!(world.database.number("SELECT count(*) FROM others").await, 200);
+        world.database.exec("DELETE FROM inbox_dead_letters").await;
+        assert_all_done(&world, "audit", 100).await;
+    }
+}
+
+/// While other clients keep every connection of the pooler moving, it is noticed as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g40_a_busy_pooler_is_noticed() {
+    let Some((world, pooler)) = pooled(0).await else {
+        return;
+    };
+    for number in 1..=100 {
+        world.publish(&format!("m{number}")).await;
+    }
+    let others = others(&pooler, world.database.name());
+    let busy: Vec<_> = (0..6)
+        .map(|_| {
+            let others = others.clone();
+            tokio::spawn(async move { write(&others, 100).await })
+        })
+        .collect();
+    let inbox = world.builder(&["audit"]).spawn().await.expect("an inbox");
+    eventually("all is settled", || async {
+        world.broker.settled("audit", ">").await == Some(Settled::ALL)
+    })
+    .await;
+    for busy in busy {
+        busy.await.expect("every write succeeds");
+    }
+    inbox.stop();
+    let report = inbox.join().await.expect("stopped");
+    assert_eq!((report.processed, report.deferred), (100, 0), "{report}");
+    write(&others, 50).await;
+}
+
+/// A pool of another program, through the pooler.
+fn others(pooler: &PgBouncer, database: &str) -> inbox_runtime::sqlx::PgPool {
+    let options: inbox_runtime::sqlx::postgres::PgConnectOptions = pooler.url(database).parse().expect("a URL");
+    pool(options.statement_cache_capacity(0), 4)
+}
+
+/// Each write must succeed.
+async fn write(others: &inbox_runtime::sqlx::PgPool, count: usize) {
+    for number in 0..count {
+        let written = inbox_runtime::sqlx::raw_sql(
+            "CREATE TABLE IF NOT EXISTS others (n bigint GENERATED ALWAYS AS IDENTITY); INSERT INTO others DEFAULT VALUES",
+        );
+        let written = written.execute(others).await;
+        assert!(written.is_ok(), "write {number}: {written:?}");
+    }
+}
+
 /// The statement that is cancelled is the one that waits, on whichever connection it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f15_a_claim_that_waits_too_long_is_cancelled() {

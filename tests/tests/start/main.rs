@@ -3,4 +3,6 @@
 mod checks;
 mod handlers;
 mod running;
+mod shape;
 mod tables;
+mod waiting;

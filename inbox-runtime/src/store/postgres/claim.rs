@@ -208,7 +208,7 @@ impl PostgresSession {
     }
 
     pub(super) fn pooled(&self) -> bool {
-        self.store.settings.transaction_pooler
+        self.store.pooled()
     }
 
     pub(super) fn live(&mut self) -> sqlx::Result<&mut TxConnection<Postgres>> {

@@ -2,10 +2,11 @@
 
 use sqlx::{PgConnection, PgPool, Row};
 
-use super::{begin_pooled, errors::own as trouble};
+use super::{begin_pooled, reach, shape};
 use crate::store::{
     Migrate, MigrateError,
     migrate::{self, Schema},
+    shape::{Found, Kind, Table},
     transaction::TxConnection,
 };
 
@@ -27,7 +28,9 @@ const OLDEST_SERVER: i32 = 130_000;
 
 /// Makes or checks the tables.
 pub(super) async fn migrate(pool: &PgPool, mode: Migrate) -> Result<(), MigrateError> {
-    let mut conn = TxConnection::new(pool.acquire().await.map_err(failed)?);
+    let acquired = tokio::time::timeout(reach::ANSWER, pool.acquire()).await;
+    let acquired = acquired.unwrap_or(Err(sqlx::Error::PoolTimedOut));
+    let mut conn = TxConnection::new(acquired.map_err(failed)?);
     refuse_settings(&mut conn).await?;
     if mode == Migrate::Off {
         return Ok(());
@@ -37,7 +40,9 @@ pub(super) async fn migrate(pool: &PgPool, mode: Migrate) -> Result<(), MigrateE
     let ready = make_or_check(&mut conn, mode).await;
     match &ready {
         Ok(()) => conn.commit().await.map_err(failed)?,
-        Err(_) => conn.rollback().await.map_err(failed)?,
+        // Closed, which rolls back: what keeps the session from writing (it was made while the database was read only) must not
+        // meet the next try.
+        Err(_) => return conn.close().await.map_err(failed).and(ready),
     }
     ready
 }
@@ -46,7 +51,7 @@ async fn make_or_check(conn: &mut PgConnection, mode: Migrate) -> Result<(), Mig
     if mode == Migrate::Auto && !migrate::is_current(conn, MIGRATIONS).await? {
         make(conn).await?;
     }
-    migrate::check(conn).await
+    migrate::check(conn, mode).await
 }
 
 /// What would break the guarantee, or every statement.
@@ -94,17 +99,23 @@ async fn make(conn: &mut PgConnection) -> Result<(), MigrateError> {
 }
 
 impl Schema for PgConnection {
-    async fn columns(&mut self, table: &str) -> sqlx::Result<Vec<String>> {
-        sqlx::query_scalar(
-            "SELECT column_name::text FROM information_schema.columns \
-             WHERE table_schema = current_schema() AND table_name = $1 ORDER BY ordinal_position",
-        )
-        .bind(table)
-        .fetch_all(self)
-        .await
+    async fn is_there(&mut self, table: &str) -> sqlx::Result<bool> {
+        Ok(!shape::columns(self, table).await?.is_empty())
+    }
+
+    async fn find(&mut self, table: &Table) -> sqlx::Result<Option<Found>> {
+        shape::find(self, table).await
+    }
+
+    fn types(kind: Kind) -> &'static [&'static str] {
+        shape::types(kind)
+    }
+
+    fn passes(error: &sqlx::Error) -> bool {
+        reach::passes(error)
     }
 }
 
 fn failed(error: sqlx::Error) -> MigrateError {
-    MigrateError::Unavailable(Box::new(trouble(error)))
+    migrate::failed::<PgConnection>(error)
 }

@@ -96,7 +96,8 @@ pub(super) async fn insert(
     statements: &Statements,
     claim: &Claim<'_>,
 ) -> sqlx::Result<Inserted> {
-    loop {
+    // What is there and isn't seen is so for a moment only; a trigger that swallows rows is there for good.
+    for _ in 0..TRIES {
         let (xid, kept): (Option<String>, Option<i64>) = sqlx::query_as(AssertSqlSafe(statements.insert.clone()))
             .bind(claim.group)
             .bind(claim.message_id)
@@ -112,7 +113,15 @@ pub(super) async fn insert(
         };
         return Ok(Inserted { claimed, xid });
     }
+    Err(sqlx::Error::Protocol(
+        "the INSERT of the inbox row inserts nothing, though there is no row; look at the triggers and rules of the table \
+         inbox_events"
+            .to_owned(),
+    ))
 }
+
+/// How often a claim is made that finds neither room for its row nor a row.
+const TRIES: usize = 100;
 
 /// Whose row is there, if one is. That there is none means nothing: only the insert claims.
 async fn find(conn: &mut PgConnection, statements: &Statements, claim: &Claim<'_>) -> sqlx::Result<Option<Inserted>> {

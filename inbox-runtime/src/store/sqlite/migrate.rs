@@ -5,10 +5,11 @@ use std::time::Duration;
 use sqlx::{Row, SqliteConnection, SqlitePool};
 use tokio::time::Instant;
 
-use super::is_busy;
+use super::{is_busy, reach, shape};
 use crate::store::{
     Migrate, MigrateError,
     migrate::{self, Schema},
+    shape::{Found, Kind, Table},
     transaction::TxConnection,
 };
 
@@ -65,7 +66,7 @@ async fn migrate_once(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateErr
             made?;
         }
     }
-    migrate::check(&mut *conn).await
+    migrate::check(&mut *conn, mode).await
 }
 
 /// An in-memory database is gone when its last connection closes, and with it the knowledge of what was handled.
@@ -86,14 +87,23 @@ async fn refuse_memory(conn: &mut SqliteConnection) -> Result<(), MigrateError> 
 }
 
 impl Schema for SqliteConnection {
-    async fn columns(&mut self, table: &str) -> sqlx::Result<Vec<String>> {
-        sqlx::query_scalar("SELECT name FROM pragma_table_info($1)")
-            .bind(table)
-            .fetch_all(self)
-            .await
+    async fn is_there(&mut self, table: &str) -> sqlx::Result<bool> {
+        Ok(!shape::columns(self, table).await?.is_empty())
+    }
+
+    async fn find(&mut self, table: &Table) -> sqlx::Result<Option<Found>> {
+        shape::find(self, table).await
+    }
+
+    fn types(kind: Kind) -> &'static [&'static str] {
+        shape::types(kind)
+    }
+
+    fn passes(error: &sqlx::Error) -> bool {
+        reach::passes(error)
     }
 }
 
 fn failed(error: sqlx::Error) -> MigrateError {
-    MigrateError::Unavailable(Box::new(error))
+    migrate::failed::<SqliteConnection>(error)
 }

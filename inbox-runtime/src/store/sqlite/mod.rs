@@ -16,7 +16,9 @@ mod claim;
 mod file;
 mod guard;
 mod migrate;
+mod reach;
 mod records;
+mod shape;
 mod state;
 
 pub use claim::SqliteSession;
@@ -233,13 +235,11 @@ impl Store for SqliteStore {
         inventory::iter::<Registration<Self>>.into_iter().collect()
     }
 
-    async fn connect(url: &str, settings: StoreSettings) -> Result<Self, ConnectError> {
+    fn at(url: &str, settings: StoreSettings) -> Result<Self, ConnectError> {
         let options: SqliteConnectOptions = url.parse().map_err(|error| ConnectError::Url(Box::new(error)))?;
         let pool = SqlitePoolOptions::new()
             .max_connections(settings.pool_size)
-            .connect_with(options.create_if_missing(true).busy_timeout(settings.lock_wait))
-            .await
-            .map_err(|error| ConnectError::Unavailable(Box::new(error)))?;
+            .connect_lazy_with(options.busy_timeout(settings.lock_wait));
         Ok(Self::new(pool))
     }
 
@@ -318,7 +318,7 @@ mod tests {
             pool_size: 3,
             ..StoreSettings::default()
         };
-        let store = SqliteStore::connect(&url, settings).await.expect("a database");
+        let store = SqliteStore::at(&url, settings).expect("a database");
         assert_eq!(store.pool.options().get_max_connections(), 3);
     }
 }
