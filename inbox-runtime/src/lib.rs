@@ -77,6 +77,7 @@ pub mod config;
 mod dead_letters;
 mod delivery;
 mod error;
+mod excerpt;
 mod extract;
 mod failpoint;
 mod file;
@@ -239,6 +240,6 @@ pub mod __private {
     pub use crate::{
         bound::HandlerFuture,
         registry::{ArgCheck, Decode},
-        store::{AttemptKey, Attempts, BoxFuture, NewDeadLetter, Records, Session, Store},
+        store::{AttemptKey, AttemptLimit, Attempts, BoxFuture, NewDeadLetter, Records, ReplayToken, Session, Store, Stranded},
     };
 }

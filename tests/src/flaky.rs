@@ -15,6 +15,9 @@ use inbox_runtime::{Broker, BrokerError, Delivery, Lease, Message, Published, So
 /// What is run when an acknowledgement is about to be sent.
 type Watcher = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
+/// What is done to a delivery before anybody gets it.
+type Alter = Arc<dyn Fn(&mut Delivery) + Send + Sync>;
+
 /// Wraps a broker; drops acknowledgements when told to.
 #[derive(Clone, Debug)]
 pub struct Flaky<B> {
@@ -29,6 +32,7 @@ struct Faults {
     pulled: AtomicU32,
     watcher: Mutex<Option<Watcher>>,
     status: Mutex<Option<SourceStatus>>,
+    alter: Mutex<Option<Alter>>,
 }
 
 impl Faults {
@@ -42,6 +46,16 @@ impl Faults {
             return Err(fault("no acknowledgement"));
         }
         Ok(())
+    }
+}
+
+impl Faults {
+    fn altered(&self, mut delivery: Delivery) -> Delivery {
+        let alter = self.alter.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(alter) = alter {
+            alter(&mut delivery);
+        }
+        delivery
     }
 }
 
@@ -81,6 +95,11 @@ impl<B> Flaky<B> {
     /// The next `count` pulls fail.
     pub fn fail_pulls(&self, count: u32) {
         self.faults.pulls.store(count, Ordering::SeqCst);
+    }
+
+    /// Deliveries are changed so before anybody gets them, from now on.
+    pub fn alter(&self, alter: impl Fn(&mut Delivery) + Send + Sync + 'static) {
+        *self.faults.alter.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(alter));
     }
 
     /// What the sources that are opened from now on say about themselves.
@@ -154,7 +173,7 @@ impl<S: Source> Source for FlakySource<S> {
             .into_iter()
             .map(|(delivery, inner)| {
                 (
-                    delivery,
+                    faults.altered(delivery),
                     FlakyLease {
                         inner,
                         faults: faults.clone(),
@@ -200,6 +219,11 @@ impl<L: Lease> Lease for FlakyLease<L> {
         self.inner.ack().await
     }
 
+    async fn ack_again(&self) -> Result<(), BrokerError> {
+        self.faults.before_ack().await?;
+        self.inner.ack_again().await
+    }
+
     async fn ack_confirmed(&self) -> Result<(), BrokerError> {
         self.faults.before_ack().await?;
         self.inner.ack_confirmed().await
@@ -216,6 +240,6 @@ impl<L: Lease> Lease for FlakyLease<L> {
     fn successor(&self) -> Option<(Delivery, Self)> {
         let (delivery, inner) = self.inner.successor()?;
         let faults = self.faults.clone();
-        Some((delivery, Self { inner, faults }))
+        Some((faults.altered(delivery), Self { inner, faults }))
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     config::{self, Config, Given},
     error::{Error, StartErrors},
     file::resolve,
-    pipeline::worker::Stop,
+    pipeline::{Alone, StrandedReplays, worker::Stop},
     registry::HandlerMeta,
     store::{
         Migrate, Records, StoreSettings,
@@ -82,6 +82,8 @@ pub(super) async fn start(mut builder: InboxBuilder) -> Result<Inbox, Error> {
     let shared = Shared {
         states: Arc::new(builder.states),
         tally: Arc::new(Tally::default()),
+        alone: Alone::default(),
+        stranded: StrandedReplays::default(),
     };
     let sources = plan.broker.subscribe(subscriptions(&plan.handlers, ack_wait)).await?;
     let (lines, watched) = lines(plan.handlers, sources, &databases, &shared);

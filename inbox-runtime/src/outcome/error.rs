@@ -2,6 +2,8 @@
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
+use crate::excerpt::excerpt;
+
 type BoxError = Box<dyn Error + Send + Sync + 'static>;
 
 /// Why a handler failed.
@@ -92,7 +94,8 @@ impl HandlerError {
         std::iter::once(self.text.as_str()).chain(self.chain.iter().map(String::as_str))
     }
 
-    /// The whole chain in one line, joined by `: `, without the repetitions that transparent wrappers make.
+    /// The whole chain in one line, joined by `: `, without the repetitions that transparent wrappers make. At most 8 KiB of
+    /// it: what was cut is said at the end.
     #[must_use]
     pub fn report(&self) -> String {
         let mut report = String::new();
@@ -104,7 +107,7 @@ impl HandlerError {
                 report.push_str(text);
             }
         }
-        report
+        excerpt(report)
     }
 
     pub(crate) fn verdict(&self) -> Verdict {

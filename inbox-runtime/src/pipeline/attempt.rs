@@ -23,6 +23,8 @@ pub(super) enum Attempt {
     /// The handler ended the transaction itself.
     Broken(String),
     Locked(String),
+    /// The database can't store the message's own values.
+    Unstorable(String),
     /// The database asks for a fresh transaction.
     Again(String),
     /// The same, but when fresh ones don't help it is the handler's failure.
@@ -34,6 +36,7 @@ impl From<StoreError> for Attempt {
     fn from(error: StoreError) -> Self {
         match &error {
             StoreError::Locked(_) => Self::Locked(text(&error)),
+            StoreError::Message(_) => Self::Unstorable(text(&error)),
             StoreError::Again(_) => Self::Again(text(&error)),
             StoreError::Unavailable(_) => Self::Unavailable(text(&error)),
         }

@@ -9,7 +9,7 @@ use std::{
 use super::{BoxFuture, ConnectError, Records, Store, StoreSettings, detached::Detached};
 use crate::{
     extract::States,
-    pipeline::{InFlight, Open, Owed, Pace, Pipeline, Trouble, Vitals, worker::Runner},
+    pipeline::{Alone, InFlight, Open, Owed, Pace, Pipeline, StrandedReplays, Trouble, Vitals, worker::Runner},
     registry::{HandlerMeta, Registration},
     tally::Tally,
     telemetry::Instruments,
@@ -23,6 +23,10 @@ pub(crate) type AnyStore = Box<dyn Any + Send + Sync>;
 pub(crate) struct Shared {
     pub(crate) states: Arc<States>,
     pub(crate) tally: Arc<Tally>,
+    /// Lets a message that may have killed a process run alone.
+    pub(crate) alone: Alone,
+    /// The dead letters that nobody replays.
+    pub(crate) stranded: StrandedReplays,
 }
 
 /// A handler that was registered with one of the stores.
@@ -132,7 +136,10 @@ impl<S: Store> Entry for &'static Registration<S> {
             in_flight: InFlight::new(instruments.clone()),
             open: Open::default(),
             pace: Pace::new(),
+            stranded: shared.stranded.clone(),
         };
+        shared.alone.know(meta.timeout);
+        shared.stranded.runs(meta.group, meta.name);
         let shown = vitals.clone();
         let pipeline = Pipeline {
             meta: meta.clone(),
@@ -146,6 +153,8 @@ impl<S: Store> Entry for &'static Registration<S> {
             open: vitals.open,
             pace: vitals.pace,
             owed: Owed::default(),
+            alone: shared.alone.clone(),
+            stranded: vitals.stranded,
             instruments,
         };
         Some((Arc::new(pipeline), shown))

@@ -13,7 +13,7 @@ use sqlx::{PgConnection, Postgres, Row};
 use super::{
     PostgresStore,
     ahead::Ahead,
-    begin_pooled, classify, code, is_definite,
+    begin_pooled, claim_trouble, classify, code, is_definite,
     seal::{ENDED, UNPREPARED},
     statements::{CLOSE_WAIT, First, Inserted, cancel, first, within},
     trouble, unavailable,
@@ -261,7 +261,7 @@ impl PostgresSession {
             Some(Ok(inserted)) => Ok(inserted),
             Some(Err(error)) => {
                 self.recover(&error).await;
-                Err(trouble(error))
+                Err(claim_trouble(error))
             }
             None => {
                 // The cancel may come late and hit whatever runs then, so that this connection runs nothing else.

@@ -16,6 +16,10 @@ const MIGRATIONS: migrate::Migrations = &[
         "dead letter key",
         include_str!("../../../migrations/postgres/0002_dead_letter_key.sql"),
     ),
+    (
+        "message records",
+        include_str!("../../../migrations/postgres/0003_message_records.sql"),
+    ),
 ];
 
 /// The first version that has `xid8`.

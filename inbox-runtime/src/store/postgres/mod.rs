@@ -56,17 +56,14 @@ impl PostgresStore {
     async fn writer(&self) -> Result<Writer, StoreError> {
         Ok(Writer {
             conn: self.acquire().await?,
-            pooled: self.settings.transaction_pooler,
         })
     }
 
-    /// A connection to read from. Behind a transaction pooler a statement with arguments needs a transaction, or its parts
-    /// may reach different servers.
+    /// A connection to read from, in a transaction: there may be a transaction pooler that nobody told us about, behind which
+    /// the parts of a statement with arguments may reach different servers without one.
     async fn reader(&self) -> Result<Reader, StoreError> {
         let mut conn = self.acquire().await?;
-        if self.settings.transaction_pooler {
-            begin_pooled(&mut conn).await.map_err(trouble)?;
-        }
+        conn.begin("BEGIN READ ONLY").await.map_err(trouble)?;
         Ok(Reader { conn })
     }
 
@@ -97,17 +94,11 @@ impl PostgresStore {
 #[derive(Debug)]
 struct Writer {
     conn: TxConnection<Postgres>,
-    pooled: bool,
 }
 
 impl Writer {
     async fn begin(&mut self) -> Result<(), StoreError> {
-        let begun = if self.pooled {
-            begin_pooled(&mut self.conn).await
-        } else {
-            self.conn.begin("BEGIN").await
-        };
-        begun.map_err(trouble)
+        self.conn.begin("BEGIN READ WRITE").await.map_err(trouble)
     }
 
     async fn commit(mut self) -> Result<(), StoreError> {
@@ -124,7 +115,7 @@ async fn begin_pooled(conn: &mut TxConnection<Postgres>) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// A connection of the pool to read from, perhaps with a transaction.
+/// A connection of the pool to read from.
 #[derive(Debug)]
 struct Reader {
     conn: TxConnection<Postgres>,
@@ -133,7 +124,6 @@ struct Reader {
 impl Reader {
     /// Gives it back.
     async fn done(mut self) -> Result<(), StoreError> {
-        // Nothing happens without a transaction.
         self.conn.commit().await.map_err(trouble)
     }
 }
@@ -170,7 +160,7 @@ impl Store for PostgresStore {
     }
 
     fn records(&self) -> Arc<dyn Records> {
-        Arc::new(records::PostgresRecords(self.clone()))
+        Arc::new(records::PostgresRecords::new(self.clone()))
     }
 
     fn max_connections(&self) -> Option<u32> {
@@ -181,7 +171,13 @@ impl Store for PostgresStore {
         if transaction::depth::<Postgres>(conn) == 0 {
             return Err(ClaimError::NoTransaction);
         }
-        Ok(statements::insert(conn, claim).await?.claimed)
+        match statements::insert(conn, claim, false).await {
+            Ok(inserted) => Ok(inserted.claimed),
+            Err(error) if is_of_the_message(&error) => Err(ClaimError::Invalid(format!(
+                "the database can't store the message's id: {error}"
+            ))),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn classify(&self, fault: &DatabaseFaultRef<'_>) -> FaultClass {
@@ -227,6 +223,24 @@ fn trouble(error: sqlx::Error) -> StoreError {
     match class {
         Some(FaultClass::Again | FaultClass::Stale) => StoreError::Again(Box::new(error)),
         _ => unavailable(error),
+    }
+}
+
+/// Whether our claim, or a look at what is claimed, failed because the database can't keep the message's own values: a
+/// character that its encoding lacks, a text that is too long for the column or the index.
+fn is_of_the_message(error: &sqlx::Error) -> bool {
+    matches!(
+        code(error).as_deref(),
+        Some("22021" | "22P05" | "22001" | "54000")
+    )
+}
+
+/// Sorts an error of the claim.
+fn claim_trouble(error: sqlx::Error) -> StoreError {
+    if is_of_the_message(&error) {
+        StoreError::Message(Box::new(error))
+    } else {
+        trouble(error)
     }
 }
 

@@ -34,10 +34,10 @@ pub(super) async fn within<F: Future<Output = ()>>(
     let mut statement = std::pin::pin!(async {
         match first {
             First::Number => number(conn).await,
-            First::Claim(claim) => insert(conn, claim).await,
+            First::Claim(claim) => insert(conn, claim, true).await,
             First::LookAndClaim(claim) => match find(conn, claim).await? {
                 Some(found) => Ok(found),
-                None => insert(conn, claim).await,
+                None => insert(conn, claim, true).await,
             },
         }
     });
@@ -50,8 +50,9 @@ pub(super) async fn within<F: Future<Output = ()>>(
 }
 
 /// Inserts the inbox row, or says whose row is there: one statement for both, in which the second part is asked only if
-/// the first inserted nothing.
-pub(super) async fn insert(conn: &mut PgConnection, claim: &Claim<'_>) -> sqlx::Result<Inserted> {
+/// the first inserted nothing. `named` says whether it may be prepared by name, which on a connection that isn't ours may
+/// stand for somebody else's statement behind a transaction pooler.
+pub(super) async fn insert(conn: &mut PgConnection, claim: &Claim<'_>, named: bool) -> sqlx::Result<Inserted> {
     loop {
         let (xid, kept): (Option<String>, Option<i64>) = sqlx::query_as(
             "WITH claim AS (INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ($1, $2, $3) \
@@ -59,6 +60,7 @@ pub(super) async fn insert(conn: &mut PgConnection, claim: &Claim<'_>) -> sqlx::
              SELECT (SELECT xid FROM claim), CASE WHEN EXISTS (SELECT FROM claim) THEN NULL ELSE \
              (SELECT fingerprint FROM inbox_events WHERE consumer_group = $1 AND message_id = $2) END",
         )
+        .persistent(named)
         .bind(claim.group)
         .bind(claim.message_id)
         .bind(claim.fingerprint.to_i64())
