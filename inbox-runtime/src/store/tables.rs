@@ -322,7 +322,7 @@ macro_rules! records {
                         Some(token) => {
                             let statement = concat!(
                                 "UPDATE inbox_dead_letters SET reason = $3, error = $4, attempts = $5, replay_at = NULL, \
-                                 replay_requested_at = NULL, dead_at = ",
+                                 replay_taken = FALSE, replay_requested_at = NULL, dead_at = ",
                                 $now,
                                 " WHERE id = $1 AND replay_lease = $2"
                             );
@@ -339,6 +339,12 @@ macro_rules! records {
                             done.rows_affected()
                         }
                     };
+                    // The last attempt has come to its end with that.
+                    let ended = sqlx::query(concat!("UPDATE inbox_attempts SET unfinished = FALSE WHERE ", of_key!()));
+                    keyed!(ended, StoredKey::new(charset, &letter.key))
+                        .execute(&mut *writer.conn)
+                        .await
+                        .map_err(trouble)?;
                     failpoint!("in_dead_letter");
                     writer.commit().await?;
                     Ok(written > 0)
@@ -516,7 +522,7 @@ macro_rules! records {
                         "UPDATE inbox_dead_letters SET \
                          replay_requested_at = coalesce(replay_requested_at, ", $now, "), \
                          replay_at = CASE WHEN replay_taken AND replay_at > ", $now, " THEN replay_at ELSE ", $now, " END, \
-                         replay_taken = replay_taken AND replay_at > ", $now,
+                         replay_taken = replay_taken AND coalesce(replay_at > ", $now, ", FALSE)",
                         " WHERE id = $1 RETURNING consumer_group, handler, position, message_id, fingerprint, replay_taken"
                     ))
                     .persistent(false)
@@ -590,7 +596,7 @@ macro_rules! records {
                  subject = excluded.subject, headers = excluded.headers, payload = excluded.payload, \
                  message_key = excluded.message_key, published_at = excluded.published_at, reason = excluded.reason, \
                  error = excluded.error, attempts = excluded.attempts, first_failed_at = excluded.first_failed_at, \
-                 replay_at = NULL, replay_requested_at = NULL, dead_at = ", $now
+                 replay_at = NULL, replay_taken = FALSE, replay_requested_at = NULL, dead_at = ", $now
             ));
             let done = keyed!(statement, key)
                 .bind(key.message_id.as_deref())

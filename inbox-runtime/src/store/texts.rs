@@ -76,7 +76,7 @@ impl Charset {
 
     /// The text of an error, at most 8 KiB long.
     pub(crate) fn error(self, text: &str) -> String {
-        let storable = excerpt(self.storable(text));
+        let storable = excerpt(self.storable(&excerpt(text.to_owned())));
         // What says that it was cut may need escapes too.
         self.storable(&storable)
     }

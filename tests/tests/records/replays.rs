@@ -39,13 +39,16 @@ async fn g08_a_replay_that_is_asked_for_while_it_runs_runs_once<B: TestBroker, D
         let one = world.builder(&[group]).spawn().await.expect("an inbox");
         world.dead_letters().replay(id).await.expect("marked");
         eventually("it runs", async || world.probe.total() == 1).await;
-        // Under at_most_once the letter is gone before its handler runs.
-        let there = world.dead_letters().replay(id).await.expect("marked");
-        assert_eq!(there, group != "at-most-once", "{group}");
+        // On SQLite it waits for the handler, which has the one right to write.
+        let letters = world.dead_letters();
+        let again = tokio::spawn(async move { letters.replay(id).await });
         let mut other = world.inbox(&[group]).await;
         let nothing = other.process_one(Duration::from_millis(700)).await.expect("the broker");
         assert_eq!((nothing, world.probe.total()), (None, 1), "{group}");
         gate.add_permits(10);
+        // Under at_most_once the letter is gone before its handler runs.
+        let there = again.await.expect("no panic").expect("marked");
+        assert!(!there || group != "at-most-once", "{group}");
         eventually("the letter is gone", async || world.letters(group).await.is_empty()).await;
         one.stop();
         one.join().await.expect("stopped");
