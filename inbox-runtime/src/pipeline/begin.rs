@@ -36,11 +36,11 @@ impl<S: Store> Case<'_, S> {
             self.job.noted = Some(before);
         }
         self.job.begun.send_replace(false);
+        if !matches!(begun, Ok(Attempts::Suspect)) {
+            failpoint!("after_attempt");
+        }
         match begun {
-            Ok(Attempts::Begun(_)) => {
-                failpoint!("after_attempt");
-                Ok(self.join(session).await)
-            }
+            Ok(Attempts::Begun(_)) => Ok(self.join(session).await),
             Ok(Attempts::Suspect) => {
                 let at_work = self.alone(session).await?;
                 self.count_attempt().await?;

@@ -222,6 +222,9 @@ macro_rules! records {
                     };
                     let (handled, buried, made, unfinished, error) = known().map_err(unavailable)?;
                     if let Some(fingerprint) = handled {
+                        if made.is_some() {
+                            self.clear_attempts(key).await?;
+                        }
                         return Ok(Attempts::Handled(Fingerprint::from_i64(fingerprint)));
                     }
                     if buried {

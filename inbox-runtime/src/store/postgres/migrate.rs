@@ -1,6 +1,6 @@
 //! The tables of the inbox in a PostgreSQL database: made in one transaction of ours, or looked for.
 
-use sqlx::{PgConnection, PgPool, Row};
+use sqlx::{Connection, PgConnection, PgPool, Row};
 
 use super::{begin_pooled, trouble};
 use crate::store::{
@@ -35,6 +35,10 @@ pub(super) async fn migrate(pool: &PgPool, mode: Migrate) -> Result<(), MigrateE
     // There may be a transaction pooler, and if there is none, it is done once.
     begin_pooled(&mut conn).await.map_err(failed)?;
     let ready = make_or_check(&mut conn, mode).await;
+    // What was prepared by name must not stay behind on a connection that others use.
+    if ready.is_ok() {
+        conn.clear_cached_statements().await.map_err(failed)?;
+    }
     match &ready {
         Ok(()) => conn.commit().await.map_err(failed)?,
         Err(_) => conn.rollback().await.map_err(failed)?,

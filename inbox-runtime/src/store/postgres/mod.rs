@@ -122,9 +122,9 @@ struct Reader {
 }
 
 impl Reader {
-    /// Gives it back.
+    /// Gives it back. There is nothing to commit.
     async fn done(mut self) -> Result<(), StoreError> {
-        self.conn.commit().await.map_err(trouble)
+        self.conn.rollback().await.map_err(trouble)
     }
 }
 
