@@ -41,10 +41,19 @@ mod tests {
 
     #[test]
     fn g48_a_long_text_is_cut_at_a_character_and_says_so() {
-        for (text, bytes) in [("a", "3,145,728"), ("é", "3,145,728"), ("東", "3,145,728"), ("🦀", "3,145,728")] {
+        for (text, bytes) in [
+            ("a", "3,145,728"),
+            ("é", "3,145,728"),
+            ("東", "3,145,728"),
+            ("🦀", "3,145,728"),
+        ] {
             let cut = excerpt(text.repeat(3 * 1024 * 1024 / text.len()));
             assert!(cut.len() <= MAX_TEXT && cut.len() > MAX_TEXT - 8, "{}", cut.len());
-            assert!(cut.ends_with(&format!("{text}… (cut: {bytes} bytes in all)")), "{}", &cut[cut.len() - 40..]);
+            assert!(
+                cut.ends_with(&format!("{text}… (cut: {bytes} bytes in all)")),
+                "{}",
+                &cut[cut.len() - 40..]
+            );
             assert_eq!(excerpt(cut.clone()), cut, "it is cut once");
         }
     }
@@ -54,6 +63,9 @@ mod tests {
         for text in [String::new(), "a".repeat(MAX_TEXT)] {
             assert_eq!(excerpt(text.clone()), text);
         }
-        assert_eq!(["1", "999", "1,000", "12,345,678"], [1, 999, 1_000, 12_345_678].map(grouped).as_slice());
+        assert_eq!(
+            ["1", "999", "1,000", "12,345,678"],
+            [1, 999, 1_000, 12_345_678].map(grouped).as_slice()
+        );
     }
 }

@@ -240,6 +240,9 @@ pub mod __private {
     pub use crate::{
         bound::HandlerFuture,
         registry::{ArgCheck, Decode},
-        store::{AttemptKey, AttemptLimit, Attempts, BoxFuture, NewDeadLetter, Records, ReplayToken, Session, Store, Stranded},
+        store::{
+            AttemptKey, AttemptLimit, Attempts, BoxFuture, NewDeadLetter, Records, ReplayToken, Session, Store,
+            Stranded,
+        },
     };
 }

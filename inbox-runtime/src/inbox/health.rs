@@ -153,7 +153,12 @@ impl HealthHandle {
             ready: reasons.is_empty(),
             reasons,
             // All handlers of an inbox know the same.
-            warnings: self.0.handlers.first().map(|one| one.vitals.stranded.texts()).unwrap_or_default(),
+            warnings: self
+                .0
+                .handlers
+                .first()
+                .map(|one| one.vitals.stranded.texts())
+                .unwrap_or_default(),
             handlers,
         }
     }

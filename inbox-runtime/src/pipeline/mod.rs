@@ -262,7 +262,10 @@ impl<S: Store> Pipeline<S> {
             key,
             id,
         };
-        let done = case.run(session, refused, ready, at_work, next).instrument(span.clone()).await;
+        let done = case
+            .run(session, refused, ready, at_work, next)
+            .instrument(span.clone())
+            .await;
         span.record("outcome", done.outcome.as_str());
         self.instruments.handled(&timer);
         done

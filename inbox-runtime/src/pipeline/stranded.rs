@@ -89,7 +89,11 @@ impl StrandedReplays {
 }
 
 fn text(stranded: &Stranded) -> String {
-    let Stranded { group, handler, letters } = stranded;
+    let Stranded {
+        group,
+        handler,
+        letters,
+    } = stranded;
     format!(
         "{letters} dead letter(s) of the group `{group}` wait for a replay by the handler `{handler}`, which no running program \
          has: start a program that has it, or if it was renamed, discard them and publish the messages again"

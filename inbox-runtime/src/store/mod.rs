@@ -366,11 +366,7 @@ pub trait Records: fmt::Debug + Send + Sync {
 
     /// Takes back what [`begin_attempt`](Self::begin_attempt) noted or, if it was `counted`, what
     /// [`count_attempt`](Self::count_attempt) did.
-    fn take_back_attempt<'a>(
-        &'a self,
-        key: &'a AttemptKey,
-        counted: bool,
-    ) -> BoxFuture<'a, Result<(), StoreError>>;
+    fn take_back_attempt<'a>(&'a self, key: &'a AttemptKey, counted: bool) -> BoxFuture<'a, Result<(), StoreError>>;
 
     /// Notes the error of an attempt, which so has come to an end; counts it too unless it was counted before it was made.
     /// Returns the attempts so far.

@@ -165,7 +165,11 @@ mod tests {
             (Charset::Ascii, r"5 \u{20ac} f\u{fc}r \u{6771}\u{4eac} \u{0}\u{1f980}"),
         ] {
             assert_eq!(charset.storable(text), expected);
-            assert_eq!(charset.storable(expected), expected, "what is stored is stored as it is");
+            assert_eq!(
+                charset.storable(expected),
+                expected,
+                "what is stored is stored as it is"
+            );
         }
         assert_eq!(Charset::of("EUC_JP"), Charset::Ascii);
     }
@@ -197,7 +201,10 @@ mod tests {
         let year = Duration::from_secs(365 * 24 * 3600);
         assert_eq!(to_millis(SystemTime::UNIX_EPOCH + year * 298_000), YEARS.1);
         assert_eq!(to_millis(SystemTime::UNIX_EPOCH - year * 298_000), YEARS.0);
-        assert_eq!(from_millis(to_millis(SystemTime::UNIX_EPOCH + year)), SystemTime::UNIX_EPOCH + year);
+        assert_eq!(
+            from_millis(to_millis(SystemTime::UNIX_EPOCH + year)),
+            SystemTime::UNIX_EPOCH + year
+        );
         assert_eq!(millis(Duration::MAX), LONGEST);
         assert_eq!(millis(Duration::from_secs(1)), 1_000);
     }

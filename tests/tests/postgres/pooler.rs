@@ -112,10 +112,7 @@ async fn f15_a_broken_transaction_is_found_out() {
     for (number, step) in steps.into_iter().enumerate() {
         world.probe.script(move |_| step.clone());
         world.publish(&format!("b{number}")).await;
-        assert_eq!(
-            inbox_tests::next(&mut inbox).await,
-            Outcome::DeadLettered
-        );
+        assert_eq!(inbox_tests::next(&mut inbox).await, Outcome::DeadLettered);
     }
     world.probe.script(|_| Step::Ok);
     world.publish("m1").await;
@@ -171,7 +168,9 @@ async fn g05_claims_by_hand_through_a_pooler_that_nobody_mentioned() {
     let Some((world, _pooler)) = pooled(100).await else {
         return;
     };
-    inbox_runtime::migrate(&world.database.pool()).await.expect("the tables");
+    inbox_runtime::migrate(&world.database.pool())
+        .await
+        .expect("the tables");
     let claims = |worker: usize| {
         let pool = world.database.pool();
         async move {

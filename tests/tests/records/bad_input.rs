@@ -21,11 +21,17 @@ type Put = fn(&mut Delivery, &str);
 const COLUMNS: [(&str, Put); 6] = [
     ("subject", |delivery, value| value.clone_into(&mut delivery.subject)),
     ("position", |delivery, value| value.clone_into(&mut delivery.position)),
-    ("key", |delivery, value| delivery.key = Some(Bytes::from(value.to_owned()))),
-    ("header", |delivery, value| delivery.headers.append("x", value.to_owned())),
+    ("key", |delivery, value| {
+        delivery.key = Some(Bytes::from(value.to_owned()));
+    }),
+    ("header", |delivery, value| {
+        delivery.headers.append("x", value.to_owned());
+    }),
     ("header name", |delivery, value| delivery.headers.append(value, "x")),
     ("broken header", |delivery, value| {
-        delivery.headers.append("x", [value.as_bytes(), b"\xff\x00\xc3"].concat());
+        delivery
+            .headers
+            .append("x", [value.as_bytes(), b"\xff\x00\xc3"].concat());
     }),
 ];
 
@@ -41,9 +47,18 @@ enum Fate {
 const FATES: [Fate; 4] = [Fate::Handled, Fate::Fails, Fate::Refused, Fate::Undecodable];
 
 fn texts() -> Vec<String> {
-    let mut texts: Vec<_> = ["", " ", "5 € für 東京", "🦀", "a\0b", "\u{fffd}\u{feff}\u{202e}", "'; --\\\"$1", "-9223372036854775808"]
-        .map(str::to_owned)
-        .into();
+    let mut texts: Vec<_> = [
+        "",
+        " ",
+        "5 € für 東京",
+        "🦀",
+        "a\0b",
+        "\u{fffd}\u{feff}\u{202e}",
+        "'; --\\\"$1",
+        "-9223372036854775808",
+    ]
+    .map(str::to_owned)
+    .into();
     texts.extend(["x".repeat(3_000), "東".repeat(1_500), "é".repeat(100_000)]);
     texts
 }
@@ -84,20 +99,29 @@ async fn one_end_each<D: TestDatabase>(
     let run = fastrand::u64(..);
     let name = move |number: usize| format!("{run}-{number}");
     let fates: Vec<_> = cases.iter().map(|case| case.fate).collect();
-    let whats: Vec<_> = cases.iter().map(|case| format!("{}, {:?}", case.what, case.fate)).collect();
+    let whats: Vec<_> = cases
+        .iter()
+        .map(|case| format!("{}, {:?}", case.what, case.fate))
+        .collect();
     let before = world.letters("billing").await.len();
     for (number, fate) in fates.iter().enumerate() {
         let payload = match fate {
             Fate::Undecodable => format!("{} is not JSON", name(number)),
             _ => format!(r#"{{"order_id":"{}"}}"#, name(number)),
         };
-        world.broker.publish(Message::new("order.created", payload).id(name(number))).await;
+        world
+            .broker
+            .publish(Message::new("order.created", payload).id(name(number)))
+            .await;
     }
     let sound = name(cases.len());
     world.publish(&sound).await;
     world.flaky.alter(move |delivery| {
         let id = delivery.headers.get("message_id").unwrap_or_default();
-        let case = cases.iter().enumerate().find(|(number, _)| name(*number).as_bytes() == id);
+        let case = cases
+            .iter()
+            .enumerate()
+            .find(|(number, _)| name(*number).as_bytes() == id);
         if let Some((_, case)) = case {
             (case.alter)(delivery);
         }
@@ -112,7 +136,11 @@ async fn one_end_each<D: TestDatabase>(
         }
     });
     let mut outcomes = BTreeMap::new();
-    let turns = fates.iter().map(|fate| if *fate == Fate::Fails { 3 } else { 1 }).sum::<usize>() + 1;
+    let turns = fates
+        .iter()
+        .map(|fate| if *fate == Fate::Fails { 3 } else { 1 })
+        .sum::<usize>()
+        + 1;
     for _ in 0..turns {
         if world.settled("billing").await {
             break;
@@ -128,7 +156,10 @@ async fn one_end_each<D: TestDatabase>(
     let letters = world.letters("billing").await.len() - before;
     let processed = outcomes.get("processed").copied().unwrap_or_default();
     assert_eq!(processed + letters, fates.len() + 1, "one end each: {context}");
-    assert!(!outcomes.contains_key("deferred") && !outcomes.contains_key("nothing"), "{context}");
+    assert!(
+        !outcomes.contains_key("deferred") && !outcomes.contains_key("nothing"),
+        "{context}"
+    );
     let unfinished = "SELECT count(*) FROM inbox_attempts WHERE unfinished";
     assert_eq!(world.database.number(unfinished).await, 0, "{context}");
 }
@@ -184,7 +215,10 @@ async fn every_id<D: TestDatabase>(world: &World<EmbeddedMemory, D>) {
                 };
                 one_end_each(world, &mut inbox, "no", vec![case]).await;
                 // Each is new again.
-                world.database.exec("DELETE FROM inbox_events; DELETE FROM inbox_dead_letters").await;
+                world
+                    .database
+                    .exec("DELETE FROM inbox_events; DELETE FROM inbox_dead_letters")
+                    .await;
             }
         }
     }
@@ -265,7 +299,12 @@ mod encodings {
         };
     }
 
-    encodings!(latin1 = "LATIN1", sql_ascii = "SQL_ASCII", euc_jp = "EUC_JP", win1252 = "WIN1252");
+    encodings!(
+        latin1 = "LATIN1",
+        sql_ascii = "SQL_ASCII",
+        euc_jp = "EUC_JP",
+        win1252 = "WIN1252"
+    );
 
     async fn latin1() -> World<EmbeddedMemory, PostgresDatabase> {
         on(PostgresDatabase::encoded("LATIN1").await).await
@@ -290,7 +329,11 @@ mod encodings {
         let letter = world.letter("billing").await;
         assert_eq!(letter.reason, Reason::Rejected);
         assert_eq!(letter.message_id.as_deref(), Some(r"order-\u{1f980}"));
-        assert!(letter.error.contains("can't store the message's id"), "{}", letter.error);
+        assert!(
+            letter.error.contains("can't store the message's id"),
+            "{}",
+            letter.error
+        );
         assert_eq!(world.probe.total(), 0);
         assert_eq!(letter.headers.get("message_id"), Some("order-🦀".as_bytes()));
         world.dead_letters().replay(letter.id).await.expect("marked");
@@ -310,7 +353,11 @@ mod encodings {
         inbox_tests::eventually("all are settled", || world.settled("billing")).await;
         inbox.stop();
         let report = inbox.join().await.expect("stopped");
-        assert_eq!((report.processed, report.dead_lettered, report.deferred), (20, 20, 0), "{report}");
+        assert_eq!(
+            (report.processed, report.dead_lettered, report.deferred),
+            (20, 20, 0),
+            "{report}"
+        );
     }
 
     #[tokio::test]
@@ -318,7 +365,9 @@ mod encodings {
         let world = latin1().await;
         drop(world.inbox(&["billing"]).await);
         let mut tx = world.database.begin().await;
-        let refused = inbox_runtime::claim(&mut *tx, "billing", "東京").await.expect_err("it can't be stored");
+        let refused = inbox_runtime::claim(&mut *tx, "billing", "東京")
+            .await
+            .expect_err("it can't be stored");
         assert!(matches!(refused, inbox_runtime::ClaimError::Invalid(_)), "{refused}");
     }
 }

@@ -40,7 +40,9 @@ async fn dead<B: TestBroker, D: TestDatabase>() -> World<B, D> {
 async fn letter_of<B: TestBroker, D: TestDatabase>(world: &World<B, D>, id: &str) -> DeadLetter {
     let letters = world.letters("billing").await;
     let found = letters.iter().find(|letter| letter.message_id.as_deref() == Some(id));
-    found.unwrap_or_else(|| panic!("no letter of {id}: {letters:?}")).clone()
+    found
+        .unwrap_or_else(|| panic!("no letter of {id}: {letters:?}"))
+        .clone()
 }
 
 async fn g01_another_message_at_the_position_of_a_dead_letter_runs<B: TestBroker, D: TestDatabase>() {
@@ -62,7 +64,10 @@ async fn g01_each_message_that_dies_at_a_position_has_a_letter_of_its_own<B: Tes
         .key("key-b")
         .header("source", "shop-b");
     world.broker.publish(second).await;
-    world.broker.publish(Message::new("order.created", "{ not JSON").id("c")).await;
+    world
+        .broker
+        .publish(Message::new("order.created", "{ not JSON").id("c"))
+        .await;
     let mut inbox = world.inbox(&["billing"]).await;
     for _ in 0..2 {
         assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
@@ -77,9 +82,15 @@ async fn g01_each_message_that_dies_at_a_position_has_a_letter_of_its_own<B: Tes
     assert_eq!(b.error, "refused too");
     assert_eq!(b.payload.as_deref(), Some(&br#"{"order_id":"second"}"#[..]));
     assert_eq!(b.headers.get("source"), Some(&b"shop-b"[..]));
-    assert_eq!((c.reason, c.payload.as_deref()), (Reason::Rejected, Some(&b"{ not JSON"[..])));
+    assert_eq!(
+        (c.reason, c.payload.as_deref()),
+        (Reason::Rejected, Some(&b"{ not JSON"[..]))
+    );
     for letter in [a, b, c] {
-        assert_eq!(letter.headers.get("message_id"), letter.message_id.as_deref().map(str::as_bytes));
+        assert_eq!(
+            letter.headers.get("message_id"),
+            letter.message_id.as_deref().map(str::as_bytes)
+        );
     }
     assert!(world.settled("billing").await);
 }
@@ -87,7 +98,10 @@ async fn g01_each_message_that_dies_at_a_position_has_a_letter_of_its_own<B: Tes
 async fn g01_a_message_with_the_same_id_and_another_payload_is_another_message<B: TestBroker, D: TestDatabase>() {
     let world = dead::<B, D>().await;
     world.probe.script(|_| Step::Ok);
-    world.broker.publish(Order::new("corrected").to("order.created").id("a")).await;
+    world
+        .broker
+        .publish(Order::new("corrected").to("order.created").id("a"))
+        .await;
     let mut inbox = world.inbox(&["billing"]).await;
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     world.assert_done("billing", "a").await;
@@ -146,7 +160,11 @@ async fn g01_each_letter_of_a_position_is_replayed_by_itself<B: TestBroker, D: T
     assert_eq!((report.processed, report.dead_lettered), (1, 1), "{report}");
     world.assert_done("billing", "b").await;
     let left = world.letter("billing").await;
-    assert_eq!((left.id, left.error.as_str()), (a.id, "refused again"), "it is the same letter");
+    assert_eq!(
+        (left.id, left.error.as_str()),
+        (a.id, "refused again"),
+        "it is the same letter"
+    );
     assert_eq!((left.payload, left.headers), (a.payload, a.headers));
 }
 

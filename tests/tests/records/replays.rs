@@ -18,7 +18,10 @@ embedded_suite!(
 /// A world with one dead letter of that group, and the letter's number.
 async fn dead<B: TestBroker, D: TestDatabase>(group: &str) -> (World<B, D>, i64) {
     let world = World::<B, D>::new().await;
-    world.broker.publish(Message::new("order.created", "{ not JSON").id("m1")).await;
+    world
+        .broker
+        .publish(Message::new("order.created", "{ not JSON").id("m1"))
+        .await;
     let mut inbox = world.inbox(&[group]).await;
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
     let id = world.letter(group).await.id;
@@ -26,7 +29,10 @@ async fn dead<B: TestBroker, D: TestDatabase>(group: &str) -> (World<B, D>, i64)
         "postgres" => r#"'{"order_id":"o1"}'::bytea"#,
         _ => r#"CAST('{"order_id":"o1"}' AS BLOB)"#,
     };
-    world.database.exec(&format!("UPDATE inbox_dead_letters SET payload = {readable}")).await;
+    world
+        .database
+        .exec(&format!("UPDATE inbox_dead_letters SET payload = {readable}"))
+        .await;
     (world, id)
 }
 
@@ -116,7 +122,10 @@ async fn g08_a_replay_that_waits_for_its_back_off_is_made_at_once_when_it_is_ask
     let mut inbox = world.inbox(&["billing"]).await;
     assert_eq!(next(&mut inbox).await, Outcome::Failed);
     let letter = world.letter("billing").await;
-    assert!(letter.replay_requested_at.is_some_and(|at| at >= letter.dead_at), "{letter:?}");
+    assert!(
+        letter.replay_requested_at.is_some_and(|at| at >= letter.dead_at),
+        "{letter:?}"
+    );
     nothing_more(&mut inbox).await;
     assert!(world.dead_letters().replay(id).await.expect("marked"));
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
@@ -148,9 +157,14 @@ async fn g33_a_replay_by_a_handler_that_nobody_has_is_named<B: TestBroker, D: Te
     eventually("health names it", async || {
         let warnings = handle.health().warnings;
         warnings.len() == 1
-            && ["`billing`", "`shop::billing_as_it_was_called`", "no running program", "discard"]
-                .iter()
-                .all(|part| warnings[0].contains(part))
+            && [
+                "`billing`",
+                "`shop::billing_as_it_was_called`",
+                "no running program",
+                "discard",
+            ]
+            .iter()
+            .all(|part| warnings[0].contains(part))
     })
     .await;
     assert!(handle.health().ready, "no message waits for it: {:?}", handle.health());

@@ -146,7 +146,12 @@ async fn the_tables_of_an_earlier_version_are_brought_up_to_date<B: TestBroker, 
     let text = error(&world, Migrate::Check).await;
     assert_says(
         &text,
-        &["`inbox_attempts`", "earlier version", "lacks message_id", "INBOX_MIGRATE=auto"],
+        &[
+            "`inbox_attempts`",
+            "earlier version",
+            "lacks message_id",
+            "INBOX_MIGRATE=auto",
+        ],
     );
     world.publish("m1").await;
     let mut inbox = world.inbox(&["billing"]).await;

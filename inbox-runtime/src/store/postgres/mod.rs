@@ -229,10 +229,7 @@ fn trouble(error: sqlx::Error) -> StoreError {
 /// Whether our claim, or a look at what is claimed, failed because the database can't keep the message's own values: a
 /// character that its encoding lacks, a text that is too long for the column or the index.
 fn is_of_the_message(error: &sqlx::Error) -> bool {
-    matches!(
-        code(error).as_deref(),
-        Some("22021" | "22P05" | "22001" | "54000")
-    )
+    matches!(code(error).as_deref(), Some("22021" | "22P05" | "22001" | "54000"))
 }
 
 /// Sorts an error of the claim.

@@ -27,7 +27,9 @@ impl PostgresRecords {
     async fn charset(&self) -> Result<Charset, StoreError> {
         let asked = self.charset.get_or_try_init(async || {
             let mut conn = self.store.acquire().await?;
-            let row = first(&mut conn, "SHOW server_encoding".to_owned()).await.map_err(trouble)?;
+            let row = first(&mut conn, "SHOW server_encoding".to_owned())
+                .await
+                .map_err(trouble)?;
             let encoding: String = row.try_get(0).map_err(unavailable)?;
             Ok(Charset::of(&encoding))
         });

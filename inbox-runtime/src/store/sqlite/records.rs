@@ -16,7 +16,11 @@ impl SqliteRecords {
         Self { store }
     }
 
-    #[allow(clippy::unused_async, clippy::unnecessary_wraps, reason = "of the shape that other databases have")]
+    #[allow(
+        clippy::unused_async,
+        clippy::unnecessary_wraps,
+        reason = "of the shape that other databases have"
+    )]
     async fn charset(&self) -> Result<Charset, StoreError> {
         Ok(Charset::Unicode)
     }
