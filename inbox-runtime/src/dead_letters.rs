@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     pipeline::replay::REQUESTED,
-    store::{DeadLetter, IntoStore, Records, Store, StoreError, StoreSettings},
+    store::{DeadLetter, IntoStore, Records, Store, StoreError, StoreSettings, kind::kinds},
 };
 
 /// The dead letters in the database of that pool.
@@ -70,19 +70,46 @@ impl DeadLetters {
 
     /// Sends a dead letter through its handler again, with all its attempts before it. Returns whether it was there.
     ///
-    /// A running inbox that has the handler takes it up: at once in this process, within five seconds in others. A message
-    /// whose effect exists is a duplicate, as ever. On success the dead letter is deleted; when it fails for good again it
-    /// is here again. (Under `at_most_once` it is deleted before the handler runs, as ever.) When the process dies over it,
-    /// it is taken up again after the handler's timeout and 30 seconds more. It shows as [`Replaying`](crate::DeadLetterStatus::Replaying) until then.
+    /// A running inbox that has the handler takes it up: at once in this process, within five seconds in others. On success the
+    /// dead letter is deleted; when it fails for good again it is here again. (Under `at_most_once` it is deleted before the
+    /// handler runs, as ever.) When the process dies over it, it is taken up again after the handler's timeout and 30 seconds
+    /// more. It shows as [`Replaying`](crate::DeadLetterStatus::Replaying) until then, since
+    /// [`replay_requested_at`](DeadLetter::replay_requested_at). Asked for again meanwhile, a replay that waits for its back-off
+    /// is made at once, and one that is under way goes on.
+    ///
+    /// A message whose effect exists is a duplicate, as ever: that tells its row in `inbox_events`. The inbox deletes none.
+    /// Whoever does must leave those of ids that have dead letters, or a replay makes their effects once more.
+    ///
+    /// A letter whose handler isn't linked into this program may be another program's, so a log line says so and the replay
+    /// waits. If no running program takes it, the [health](crate::Health::warnings) of every inbox on the database says that
+    /// after half a minute: the handler may have been renamed.
     ///
     /// # Errors
     ///
     /// When the database can't be written.
     pub async fn replay(&self, id: i64) -> Result<bool, StoreError> {
-        let found = self.records.replay(id).await?;
+        let Some((group, handler)) = self.records.replay(id).await? else {
+            return Ok(false);
+        };
+        if !is_linked(&group, &handler) {
+            tracing::warn!(
+                group,
+                handler,
+                "a dead letter is to be replayed by a handler that is not linked into this program; it waits until a program \
+                 runs that has it"
+            );
+        }
         REQUESTED.notify_waiters();
-        Ok(found)
+        Ok(true)
     }
+}
+
+/// Whether this program has the handler.
+fn is_linked(group: &str, handler: &str) -> bool {
+    let entries = kinds().into_iter().flat_map(|kind| kind.entries());
+    entries
+        .map(|entry| entry.meta())
+        .any(|meta| meta.group == group && meta.name == handler)
 }
 
 /// Which dead letters to list.

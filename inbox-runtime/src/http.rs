@@ -83,7 +83,13 @@ fn metrics() -> Response {
 
 fn json(health: &Health) -> Value {
     let handlers: Vec<_> = health.handlers.iter().map(handler).collect();
-    json!({ "live": health.live, "ready": health.ready, "reasons": health.reasons, "handlers": handlers })
+    json!({
+        "live": health.live,
+        "ready": health.ready,
+        "reasons": health.reasons,
+        "warnings": health.warnings,
+        "handlers": handlers,
+    })
 }
 
 fn handler(health: &HandlerHealth) -> Value {

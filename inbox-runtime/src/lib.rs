@@ -79,6 +79,7 @@ mod dead_letters;
 mod delivery;
 mod error;
 mod error_text;
+mod excerpt;
 mod extract;
 mod failpoint;
 mod file;
@@ -252,6 +253,9 @@ pub mod __private {
     pub use crate::{
         bound::HandlerFuture,
         registry::{ArgCheck, Decode},
-        store::{AttemptKey, Attempts, BoxFuture, NewDeadLetter, Records, Session, Store},
+        store::{
+            AttemptKey, AttemptLimit, Attempts, BoxFuture, NewDeadLetter, Records, ReplayToken, Session, Store,
+            Stranded,
+        },
     };
 }

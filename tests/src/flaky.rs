@@ -16,6 +16,9 @@ use inbox_runtime::{Broker, BrokerError, Delivery, Lease, Message, Published, So
 /// What is run when an acknowledgement is about to be sent.
 type Watcher = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
+/// What is done to a delivery before anybody gets it.
+type Alter = Arc<dyn Fn(&mut Delivery) + Send + Sync>;
+
 /// Wraps a broker; drops acknowledgements when told to.
 #[derive(Clone, Debug)]
 pub struct Flaky<B> {
@@ -31,6 +34,7 @@ struct Faults {
     panics: Mutex<HashMap<&'static str, u32>>,
     watcher: Mutex<Option<Watcher>>,
     status: Mutex<Option<SourceStatus>>,
+    alter: Mutex<Option<Alter>>,
 }
 
 impl Faults {
@@ -54,6 +58,16 @@ impl Faults {
             return Err(fault("no acknowledgement"));
         }
         Ok(())
+    }
+}
+
+impl Faults {
+    fn altered(&self, mut delivery: Delivery) -> Delivery {
+        let alter = self.alter.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(alter) = alter {
+            alter(&mut delivery);
+        }
+        delivery
     }
 }
 
@@ -106,6 +120,11 @@ impl<B> Flaky<B> {
     pub fn panics_left(&self, call: &'static str) -> u32 {
         let panics = self.faults.panics.lock().unwrap_or_else(PoisonError::into_inner);
         panics.get(call).copied().unwrap_or_default()
+    }
+
+    /// Deliveries are changed so before anybody gets them, from now on.
+    pub fn alter(&self, alter: impl Fn(&mut Delivery) + Send + Sync + 'static) {
+        *self.faults.alter.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(alter));
     }
 
     /// What the sources that are opened from now on say about themselves.
@@ -180,7 +199,7 @@ impl<S: Source> Source for FlakySource<S> {
             .into_iter()
             .map(|(delivery, inner)| {
                 (
-                    delivery,
+                    faults.altered(delivery),
                     FlakyLease {
                         inner,
                         faults: faults.clone(),
@@ -236,6 +255,11 @@ impl<L: Lease> Lease for FlakyLease<L> {
         self.inner.ack().await
     }
 
+    async fn ack_again(&self) -> Result<(), BrokerError> {
+        self.faults.before_ack().await?;
+        self.inner.ack_again().await
+    }
+
     async fn ack_confirmed(&self) -> Result<(), BrokerError> {
         self.faults.panic_in("ack_confirmed");
         self.faults.before_ack().await?;
@@ -256,6 +280,6 @@ impl<L: Lease> Lease for FlakyLease<L> {
         self.faults.panic_in("successor");
         let (delivery, inner) = self.inner.successor()?;
         let faults = self.faults.clone();
-        Some((delivery, Self { inner, faults }))
+        Some((faults.altered(delivery), Self { inner, faults }))
     }
 }

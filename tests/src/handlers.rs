@@ -78,6 +78,8 @@ macro_rules! handlers {
                 shipping, group = "shipping", subject = "order.created", max_attempts = 3, backoff = "10ms..40ms");
             handler!($conn, /// Exactly once, for every subject, several at a time.
                 audit, group = "audit", subject = ">", concurrency = 4, max_attempts = 20, backoff = "10ms..40ms");
+            handler!($conn, /// Exactly once, many at a time, and given up soon.
+                crowd, group = "crowd", subject = "order.created", concurrency = 8, max_attempts = 3, backoff = "10ms..40ms");
             handler!($conn, /// Exactly once, with a short timeout, in which a busy machine still handles a message.
                 hasty, group = "hasty", subject = "order.created", timeout = "1s", max_attempts = 3, backoff = "10ms..40ms");
             handler!($conn, /// Exactly once, and never given up.

@@ -16,6 +16,8 @@ const WORKER: &str = env!("CARGO_BIN_EXE_worker");
 
 process_suite!(
     a_handler_that_aborts_the_process_ends_in_the_dead_letter,
+    g26_a_killer_among_others_at_work_takes_nobody_with_it,
+    g26_a_killer_behind_quick_messages_ends_as_soon_as_any,
     b18_random_kills_and_failures_leave_every_effect_once,
     f16_a_process_starts_while_a_handler_of_another_has_the_database,
 );
@@ -65,6 +67,73 @@ async fn a_handler_that_aborts_the_process_ends_in_the_dead_letter<B: TestBroker
         world.database.number("SELECT count(*) FROM inbox_dead_letters").await,
         1
     );
+}
+
+/// Starts workers one after the other, as an orchestrator does, until everything is settled. Returns how many died of it.
+async fn deaths<B: TestBroker, D: TestDatabase>(world: &World<B, D>, group: &str, subject: &str, script: &str) -> u32 {
+    let mut deaths = 0;
+    loop {
+        let mut worker = WorkerCommand::on(WORKER, Mode::Run, world, group)
+            .ack_wait(Duration::from_millis(500))
+            .script(script)
+            .start();
+        worker.says("ready").await;
+        let turn = async {
+            while !worker.is_over() && world.broker.settled(group, subject).await != Some(Settled::ALL) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), turn)
+            .await
+            .expect("the process dies or everything is settled");
+        worker.signal(Signal::TERM);
+        let ended = worker.end().await;
+        if ended.status.success() {
+            return deaths;
+        }
+        assert!(ended.killed_by(Signal::ABORT), "{ended:#?}");
+        deaths += 1;
+        assert!(deaths < 30, "the message kills one process after the other: {ended:#?}");
+    }
+}
+
+/// The only dead letter is that of the killer, whose attempts are `max`; everything else is done once.
+async fn assert_only_the_killer_is_dead<B: TestBroker, D: TestDatabase>(world: &World<B, D>, max: u32, others: i64) {
+    let number = async |sql: &str| world.database.number(sql).await;
+    assert_eq!(number("SELECT count(*) FROM inbox_dead_letters").await, 1);
+    let letter = format!(
+        "SELECT count(*) FROM inbox_dead_letters WHERE message_id = 'killer' AND reason = 'exhausted' AND attempts = {max} \
+         AND error LIKE '%the process died%'"
+    );
+    assert_eq!(number(&letter).await, 1);
+    assert_eq!(number("SELECT count(*) FROM effects").await, others);
+    assert_eq!(number("SELECT count(DISTINCT msg_id) FROM effects").await, others);
+}
+
+/// `crowd` has eight at work, and its `max_attempts` is 3: the others take their time, so that they are at work when the process
+/// dies.
+async fn g26_a_killer_among_others_at_work_takes_nobody_with_it<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    world.broker.spread("order.created").await;
+    for id in ["m1", "m2", "m3", "killer", "m4", "m5", "m6", "m7"] {
+        world.publish(id).await;
+    }
+    let died = deaths(&world, "crowd", "order.created", "killer=abort,sleep:100ms").await;
+    assert!((3..=4).contains(&died), "{died} deaths");
+    assert_only_the_killer_is_dead(&world, 3, 7).await;
+}
+
+/// With Kafka those before it are handled, and not all of them are committed, when the process dies.
+async fn g26_a_killer_behind_quick_messages_ends_as_soon_as_any<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    for number in 0..40 {
+        world.publish(&format!("m{number}")).await;
+    }
+    world.publish("killer").await;
+    world.publish("behind").await;
+    let died = deaths(&world, "billing", "order.created", "killer=abort").await;
+    assert!((3..=4).contains(&died), "{died} deaths");
+    assert_only_the_killer_is_dead(&world, 3, 41).await;
 }
 
 /// Three processes share the work, one of which is killed at short intervals until all is done; handlers fail one time in five.
@@ -161,7 +230,7 @@ async fn f16_eight_processes_start_at_once_on_new_files() {
             .fetch_one(&pool)
             .await
             .expect("the bookkeeping");
-        assert_eq!(made, 2, "round {round}");
+        assert_eq!(made, 3, "round {round}");
         sqlx::raw_sql("CREATE TABLE effects (grp TEXT NOT NULL, msg_id TEXT NOT NULL)")
             .execute(&pool)
             .await

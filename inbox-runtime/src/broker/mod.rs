@@ -173,6 +173,13 @@ pub trait Lease: Send + Sync + 'static {
     /// Settles the message as done.
     fn ack(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
 
+    /// Settles, as [`ack`](Self::ack) does, a message that was done when it was delivered: only an earlier acknowledgement was
+    /// lost. A broker that doesn't count deliveries learns from it that the message behind may have been delivered before as
+    /// well.
+    fn ack_again(&self) -> impl Future<Output = Result<(), BrokerError>> + Send {
+        self.ack()
+    }
+
     /// Settles the message as done before it is; returns when the broker has confirmed that it is so for good. Fails with
     /// [`BrokerError::LeaseLost`] when the lease has passed to somebody else, who may be at it.
     fn ack_confirmed(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
@@ -403,6 +410,7 @@ impl<S: Source> ErasedSource for Owned<S> {
 
 pub(crate) trait ErasedLease: Send + Sync {
     fn ack(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
+    fn ack_again(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
     fn ack_confirmed(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
     fn nak(&self, delay: Duration) -> BoxFuture<'_, Result<(), BrokerError>>;
     fn progress(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
@@ -412,6 +420,10 @@ pub(crate) trait ErasedLease: Send + Sync {
 impl<L: Lease> ErasedLease for Owned<L> {
     fn ack(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
         contained("ack", async move { L::ack(self).await })
+    }
+
+    fn ack_again(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
+        contained("ack_again", async move { L::ack_again(self).await })
     }
 
     fn ack_confirmed(&self) -> BoxFuture<'_, Result<(), BrokerError>> {

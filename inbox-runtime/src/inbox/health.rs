@@ -26,6 +26,9 @@ pub struct Health {
     pub ready: bool,
     /// Why it is not ready.
     pub reasons: Vec<String>,
+    /// What somebody should look at though it keeps no message from being handled: dead letters that are to be replayed by a
+    /// handler that no running program has.
+    pub warnings: Vec<String>,
     /// Each handler by itself; none before the inbox has started.
     pub handlers: Vec<HandlerHealth>,
 }
@@ -176,6 +179,14 @@ impl HealthHandle {
             live: state != ENDED,
             ready: reasons.is_empty(),
             reasons,
+            // All handlers of an inbox know the same.
+            warnings: self
+                .0
+                .handlers
+                .get()
+                .and_then(|handlers| handlers.first())
+                .map(|one| one.vitals.stranded.texts())
+                .unwrap_or_default(),
             handlers,
         }
     }

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     broker::DynSource,
     error::Error,
-    pipeline::{text, worker::Stop},
+    pipeline::{Alone, StrandedReplays, text, worker::Stop},
     registry::Backoff,
     store::{ConnectError, Migrate, MigrateError, StoreError, detached::Detached, kind::Shared},
     tally::Tally,
@@ -69,6 +69,8 @@ impl Starting {
                 states: Arc::new(builder.states),
                 tally: Arc::new(Tally::default()),
                 stopped: stop.now.clone(),
+                alone: Alone::default(),
+                stranded: StrandedReplays::default(),
             },
             stop,
             life,

@@ -4,6 +4,8 @@ use std::{any::Any, error::Error, fmt, sync::Arc, time::Duration};
 
 use crate::contain::{self, contain};
 
+use crate::excerpt::excerpt;
+
 type BoxError = Box<dyn Error + Send + Sync + 'static>;
 
 /// Why a handler failed.
@@ -99,7 +101,8 @@ impl HandlerError {
         std::iter::once(self.text.as_str()).chain(self.chain.iter().map(String::as_str))
     }
 
-    /// The whole chain in one line, joined by `: `, without the repetitions that transparent wrappers make.
+    /// The whole chain in one line, joined by `: `, without the repetitions that transparent wrappers make. At most 8 KiB of
+    /// it: what was cut is said at the end.
     #[must_use]
     pub fn report(&self) -> String {
         let mut report = String::new();
@@ -111,7 +114,7 @@ impl HandlerError {
                 report.push_str(text);
             }
         }
-        report
+        excerpt(report)
     }
 
     pub(crate) fn verdict(&self) -> Verdict {

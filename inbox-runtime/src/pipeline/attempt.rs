@@ -21,6 +21,8 @@ pub(super) enum Attempt {
     Broken(String),
     /// Somebody else holds what the claim needs.
     Locked(String),
+    /// The database can't store the message's own values.
+    Unstorable(String),
     /// The database asks for a fresh transaction.
     Again(String),
     /// The same, but when fresh ones don't help it is the handler's failure.
@@ -37,6 +39,7 @@ impl From<StoreError> for Attempt {
     fn from(error: StoreError) -> Self {
         match &error {
             StoreError::Locked(_) => Self::Locked(text(&error)),
+            StoreError::Message(_) => Self::Unstorable(text(&error)),
             StoreError::Again(_) => Self::Again(text(&error)),
             StoreError::Unavailable(_) => Self::Lost(text(&error)),
         }
@@ -86,7 +89,7 @@ impl<S: Store> Case<'_, S> {
     /// What may begin in the commit of this message: the next one begins before this one is acknowledged only where this one
     /// is recognised if it is redelivered.
     fn following<'a>(&self, next: Next<'a>) -> Following<'a> {
-        if self.claims() && !self.job.replayed {
+        if self.claims() && self.job.replay.is_none() {
             next.take()
         } else {
             Following::Nothing

@@ -7,19 +7,23 @@ use crate::{
     failpoint::tell_test,
     outcome::{HandlerError, Outcome, Verdict},
     registry::AckStrategy,
-    store::{AttemptKey, Fingerprint, NewDeadLetter, Reason, Store},
+    store::{AttemptKey, Fingerprint, NewDeadLetter, Reason, Store, StoreError},
 };
 
 impl<S: Store> Pipeline<S> {
     /// Takes back the attempt of this delivery that was counted in advance, if one was.
     pub(super) async fn take_back_attempt(&self, job: &mut Job) {
-        let Some(attempts) = job.counted.take() else {
+        let (counted, noted) = (job.counted.take(), job.noted.take());
+        if counted.is_none() && noted.is_none() {
             return;
-        };
-        let key = self.key(&job.delivery);
+        }
+        let id = self.identify(&job.delivery).ok();
+        let key = self.key(job, id.as_deref());
         // Until it is done: whoever waits for it may stop waiting.
-        self.owed.add(key.clone(), attempts);
-        match self.records.take_back_attempt(&key).await {
+        if let Some(attempts) = counted {
+            self.owed.add(key.clone(), attempts);
+        }
+        match self.records.take_back_attempt(&key, counted.is_some()).await {
             Ok(()) => drop(self.owed.take(&key)),
             Err(error) => {
                 tracing::debug!(error = %text(&error), "an attempt could not be taken back; the next one is not counted");
@@ -55,6 +59,7 @@ impl<S: Store> Case<'_, S> {
             Attempt::Missing(error) | Attempt::Suspect(error) if self.meta().ack == AckStrategy::AtMostOnce => {
                 self.lost(&error.report())
             }
+            Attempt::Unstorable(why) => self.bury(Reason::Rejected, why, None).await,
             Attempt::Locked(why) => self.locked(&why).await,
             Attempt::Lost(why) => self.suspected(&HandlerError::from(why), Strikes::lost).await,
             Attempt::Again(why) => self.suspected(&HandlerError::from(why), Strikes::suspected).await,
@@ -75,7 +80,7 @@ impl<S: Store> Case<'_, S> {
     }
 
     /// The group has handled a message of this id; whether it was this one, the fingerprint tells.
-    async fn duplicate(&mut self, kept: Fingerprint) -> Done {
+    pub(super) async fn duplicate(&mut self, kept: Fingerprint) -> Done {
         let ours = self.claim().fingerprint;
         if !kept.same_subject(ours) {
             let text = format!(
@@ -94,12 +99,16 @@ impl<S: Store> Case<'_, S> {
         self.forget_attempts().await;
         self.pipeline.strikes.forget(&self.key);
         tracing::debug!("handled before");
-        self.acked(Outcome::Duplicate)
+        Done {
+            outcome: Outcome::Duplicate,
+            settle: Settle::AckAgain,
+        }
     }
 
     /// Forgets the attempts that led to success. They do no harm if that fails.
     async fn forget_attempts(&mut self) {
-        if self.job.counted.take().is_none() {
+        let (counted, noted) = (self.job.counted.take(), self.job.noted.take());
+        if counted.is_none() && noted.is_none() {
             return;
         }
         if let Err(error) = self.pipeline.records.clear_attempts(&self.key).await {
@@ -123,6 +132,7 @@ impl<S: Store> Case<'_, S> {
         };
         // It was one: nobody takes it back any more, whatever comes.
         self.job.counted = None;
+        self.job.noted = None;
         if self.meta().max_attempts.is_some_and(|max| attempts >= max) {
             return self.bury(Reason::Exhausted, report, Some(attempts)).await;
         }
@@ -174,14 +184,19 @@ impl<S: Store> Case<'_, S> {
     }
 
     /// The attempts were used up before; the process may have died in each of them.
-    pub(super) async fn exhausted(&mut self, attempts: u32, error: Option<String>) -> Done {
+    pub(super) async fn exhausted(&mut self, attempts: u32, unfinished: bool, error: Option<String>) -> Done {
         if let Some(done) = self.settled_by_the_inbox().await {
             return done;
         }
-        let error = error.unwrap_or_else(|| {
-            "none of the attempts came to an end: the process died in each of them (abort, stack overflow, out of memory)"
-                .to_owned()
-        });
+        let died = "the process died in each of them (abort, stack overflow, out of memory)";
+        let error = match error {
+            None => format!("none of the attempts came to an end: {died}"),
+            Some(error) if unfinished => format!(
+                "the process died in the last attempt (abort, stack overflow, out of memory); the last one that came to an end \
+                 failed: {error}"
+            ),
+            Some(error) => error,
+        };
         self.bury(Reason::Exhausted, error, Some(attempts)).await
     }
 
@@ -207,8 +222,8 @@ impl<S: Store> Case<'_, S> {
         let delivery = &self.job.delivery;
         let letter = NewDeadLetter {
             key: self.key.clone(),
+            replay: self.job.replay.as_ref().map(|replay| replay.token),
             subject: delivery.subject.clone(),
-            message_id: self.id.clone(),
             headers: delivery.headers.clone(),
             payload: delivery.payload.clone(),
             message_key: delivery.key.clone(),
@@ -217,16 +232,19 @@ impl<S: Store> Case<'_, S> {
             error,
             attempts: attempts
                 .or(self.job.counted)
+                .or(self.job.noted.map(|before| before.saturating_add(1)))
                 .unwrap_or(u32::from(reason != Reason::Rejected)),
         };
-        if let Err(error) = self.pipeline.records.bury(&letter).await {
-            if self.meta().ack == AckStrategy::AtMostOnce && reason != Reason::Rejected {
-                // It was acknowledged, so it doesn't come again.
-                return self.lost(&format!("{}; nor could it be buried: {}", letter.error, text(&error)));
-            }
-            return self
-                .deferred(&format!("the dead letter could not be written: {}", text(&error)))
-                .await;
+        let written = match self.pipeline.records.bury(&letter).await {
+            Ok(written) => written,
+            Err(error) => return self.not_buried(&letter, &error).await,
+        };
+        if !written {
+            tracing::info!("the replay's lease has passed on; what came of it is left to who has it now");
+            return Done {
+                outcome: Outcome::Locked,
+                settle: Settle::Acked,
+            };
         }
         tell_test!(crate::testing::Told::Trouble(&letter.error));
         self.pipeline.strikes.forget(&self.key);
@@ -238,6 +256,16 @@ impl<S: Store> Case<'_, S> {
             "the message went to the dead letters"
         );
         self.acked(Outcome::DeadLettered)
+    }
+
+    /// The dead letter could not be written.
+    async fn not_buried(&mut self, letter: &NewDeadLetter, error: &StoreError) -> Done {
+        if self.meta().ack == AckStrategy::AtMostOnce && letter.reason != Reason::Rejected {
+            // It was acknowledged, so it doesn't come again.
+            return self.lost(&format!("{}; nor could it be buried: {}", letter.error, text(error)));
+        }
+        self.deferred(&format!("the dead letter could not be written: {}", text(error)))
+            .await
     }
 
     /// The claim has waited for too long: for somebody else who has the message, or, if a probe waits too, for whoever has

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! [`process`](Pipeline::process) walks this path once and says how the message is to be settled; `attempt` is the part of it
-//! that is one transaction; `failure` decides about everything that goes wrong; `worker` runs it for many messages at a time.
+//! that is one transaction, and `begin` comes before it; `failure` decides about everything that goes wrong; `worker` runs it for many messages at a time.
 
 use std::{
     sync::{
@@ -28,17 +28,20 @@ use crate::{
     broker::{BrokerError, DynLease},
     contain::{self, contain},
     delivery::Delivery,
+    excerpt::excerpt,
     extract::{DeliveryContext, Meta, States},
     failpoint::{failpoint, tell_test},
     identity,
     outcome::{HandlerError, Outcome},
     registry::{AckStrategy, Decode, HandlerMeta},
-    store::{AttemptKey, Attempts, Claim, Fingerprint, Following, Records, Session, Store, StoreError},
+    store::{AttemptKey, Claim, Fingerprint, Following, Records, ReplayToken, Session, Store, StoreError},
     tally::Tally,
     telemetry::{self, Instruments, Timer},
 };
 
+mod alone;
 mod attempt;
+mod begin;
 mod failure;
 mod in_flight;
 mod next;
@@ -50,10 +53,13 @@ mod refusal;
 pub(crate) mod replay;
 mod running;
 mod settling;
+mod stranded;
 mod strikes;
 mod trouble;
 pub(crate) mod worker;
 
+pub(crate) use alone::Alone;
+use alone::AtWork;
 use attempt::Attempt;
 pub(crate) use in_flight::InFlight;
 pub(crate) use open::Open;
@@ -61,6 +67,7 @@ pub(crate) use owed::Owed;
 pub(crate) use pace::Pace;
 use refusal::Refusal;
 pub(crate) use running::Running;
+pub(crate) use stranded::StrandedReplays;
 pub(crate) use strikes::Strikes;
 pub(crate) use trouble::Trouble;
 
@@ -84,6 +91,8 @@ pub(crate) struct Pipeline<S: Store> {
     pub(crate) running: Running,
     /// The inbox has stopped: handlers that are still running are dropped, or left behind.
     pub(crate) stopped: CancellationToken,
+    pub(crate) alone: Alone,
+    pub(crate) stranded: StrandedReplays,
     pub(crate) instruments: Instruments,
 }
 
@@ -94,6 +103,7 @@ pub(crate) struct Vitals {
     pub(crate) in_flight: InFlight,
     pub(crate) open: Open,
     pub(crate) pace: Pace,
+    pub(crate) stranded: StrandedReplays,
 }
 
 /// Takes the next message in hand, if there is one, so that the database can go on to it from this one's commit.
@@ -117,6 +127,8 @@ pub(crate) struct Decoded<S: Store> {
     id: String,
     fingerprint: Fingerprint,
     bound: Bound<S>,
+    /// It is at work from then on, so that nobody waits with its transaction open.
+    at_work: AtWork,
 }
 
 impl<S: Store> Decoded<S> {
@@ -135,9 +147,11 @@ pub(crate) struct Job {
     pub(crate) delivery: Delivery,
     pub(crate) lease: DynLease,
     /// It is a dead letter, whose lease is kept in the database of its handler.
-    replayed: bool,
+    replay: Option<Replayed>,
     /// The attempts so far, this one included, if it was counted before it was made.
     counted: Option<u32>,
+    /// The attempts before this one, if it was noted before it was made, and isn't counted yet.
+    noted: Option<u32>,
     /// The handler runs, or the message was acknowledged so that it may, or an attempt is being counted, which would be
     /// on record and forgotten here: a drain waits for it.
     begun: watch::Sender<bool>,
@@ -150,8 +164,9 @@ impl Job {
         Self {
             delivery,
             lease,
-            replayed: false,
+            replay: None,
             counted: None,
+            noted: None,
             begun: watch::Sender::new(false),
             span: Span::none(),
         }
@@ -170,6 +185,13 @@ impl Job {
             let _ = begun.wait_for(|begun| !begun).await;
         }
     }
+}
+
+/// The dead letter that a job replays.
+pub(crate) struct Replayed {
+    /// Whose letter it is: that of the message as it was when it was dead-lettered.
+    key: AttemptKey,
+    token: ReplayToken,
 }
 
 /// What became of a delivery, and how it is to be settled.
@@ -193,6 +215,8 @@ impl Done {
 enum Settle {
     /// Acknowledge it.
     Ack,
+    /// Acknowledge it once more: it was done before, and only its acknowledgement was lost.
+    AckAgain,
     /// Nothing is left to do: it was acknowledged before the handler ran, or isn't ours any more.
     Acked,
     /// Give it back, to come again after this time.
@@ -209,10 +233,16 @@ impl<S: Store> Pipeline<S> {
         if self.meta.ack != AckStrategy::ExactlyOnce || delivery.redelivered {
             return None;
         }
+        let at_work = self.alone.try_join(self.meta.timeout)?;
         let id = self.identify(delivery).ok()?;
         let bound = self.decode(delivery, &id).ok()?.ok()?;
         let fingerprint = Fingerprint::of(&delivery.subject, delivery.payload.as_deref());
-        Some(Decoded { id, fingerprint, bound })
+        Some(Decoded {
+            id,
+            fingerprint,
+            bound,
+            at_work,
+        })
     }
 
     /// Handles one delivery, which may have been decoded ahead. `next` takes another one in hand if there is one, so that the database can go from this
@@ -228,9 +258,9 @@ impl<S: Store> Pipeline<S> {
         decoded: Option<Decoded<S>>,
         next: Next<'_>,
     ) -> Done {
-        let (id, ready) = match decoded {
-            Some(decoded) => (Ok(decoded.id), Some(decoded.bound)),
-            None => (self.identify(&job.delivery), None),
+        let (id, ready, at_work) = match decoded {
+            Some(decoded) => (Ok(decoded.id), Some(decoded.bound), Some(decoded.at_work)),
+            None => (self.identify(&job.delivery), None, None),
         };
         let (span, timer) = (
             telemetry::span(&self.meta, &job.delivery, id.as_deref().ok()),
@@ -239,19 +269,22 @@ impl<S: Store> Pipeline<S> {
         job.span = span.clone();
         // Until the handler's future is dropped.
         let _running = self.running.begin(id.as_deref().ok().unwrap_or(&job.delivery.position));
-        let key = self.key(&job.delivery);
         job.begun.send_replace(false);
         let (id, refused) = match id {
             Ok(id) => (Some(id), None),
             Err(refusal) => (None, Some(refusal)),
         };
+        let key = self.key(job, id.as_deref());
         let mut case = Case {
             pipeline: self,
             job,
             key,
             id,
         };
-        let done = case.run(session, refused, ready, next).instrument(span.clone()).await;
+        let done = case
+            .run(session, refused, ready, at_work, next)
+            .instrument(span.clone())
+            .await;
         span.record("outcome", done.outcome.as_str());
         self.instruments.handled(&timer);
         done
@@ -273,12 +306,18 @@ impl<S: Store> Pipeline<S> {
             .map_err(|panic| HandlerError::from(format!("an argument panicked: {panic}")))
     }
 
-    /// Whose attempts those on that delivery are.
-    fn key(&self, delivery: &Delivery) -> AttemptKey {
+    /// Whose attempts those on that message are.
+    fn key(&self, job: &Job, id: Option<&str>) -> AttemptKey {
+        if let Some(replay) = &job.replay {
+            return replay.key.clone();
+        }
+        let delivery = &job.delivery;
         AttemptKey {
             group: self.meta.group.to_owned(),
             handler: self.meta.name.to_owned(),
             position: delivery.position.clone(),
+            message_id: id.map(str::to_owned),
+            fingerprint: Fingerprint::of(&delivery.subject, delivery.payload.as_deref()),
         }
     }
 
@@ -300,7 +339,8 @@ impl<S: Store> Pipeline<S> {
     pub(crate) async fn settle(&self, job: &Job, done: Done) -> Outcome {
         let outcome = done.outcome;
         match done.settle {
-            Settle::Ack => self.acknowledge(job).instrument(job.span.clone()).await,
+            Settle::Ack => self.acknowledge(job, false).instrument(job.span.clone()).await,
+            Settle::AckAgain => self.acknowledge(job, true).instrument(job.span.clone()).await,
             Settle::Acked => {}
             Settle::Back(delay) | Settle::Aside(delay) => {
                 self.give_back(job, delay).instrument(job.span.clone()).await;
@@ -313,9 +353,13 @@ impl<S: Store> Pipeline<S> {
         outcome
     }
 
-    async fn acknowledge(&self, job: &Job) {
+    async fn acknowledge(&self, job: &Job, again: bool) {
         failpoint!("before_ack");
-        let acked = job.lease.ack().await;
+        let acked = if again {
+            job.lease.ack_again().await
+        } else {
+            job.lease.ack().await
+        };
         self.count_ack(acked.is_ok());
         if let Err(error) = acked {
             tracing::warn!(
@@ -376,16 +420,16 @@ impl<S: Store> Case<'_, S> {
         session: &mut Option<S::Session>,
         refused: Option<Refusal>,
         mut ready: Option<Bound<S>>,
+        at_work: Option<AtWork>,
         next: Next<'_>,
     ) -> Done {
-        // A message that kills the process must come to an end too: its attempt is on record before it is made. (Under
-        // at_most_once there is no second one.)
-        if self.job.delivery.redelivered
-            && self.meta().ack != AckStrategy::AtMostOnce
-            && let Some(done) = self.count_attempt().await
-        {
-            return done;
-        }
+        let _at_work = match at_work {
+            Some(at_work) => at_work,
+            None => match self.begin(session).await {
+                Ok(at_work) => at_work,
+                Err(done) => return done,
+            },
+        };
         if let Some(refusal) = refused {
             return self.reject(refusal).await;
         }
@@ -419,34 +463,6 @@ impl<S: Store> Case<'_, S> {
         unreachable!("the last round concludes")
     }
 
-    /// Counts the attempt that is about to be made, or says why none is.
-    async fn count_attempt(&mut self) -> Option<Done> {
-        if self.job.counted.is_none() {
-            self.job.counted = self.pipeline.owed.take(&self.key);
-        }
-        if self.job.counted.is_some() {
-            return None;
-        }
-        failpoint!("before_attempt");
-        self.job.begin();
-        let begun = self
-            .pipeline
-            .records
-            .begin_attempt(&self.key, self.meta().max_attempts)
-            .await;
-        failpoint!("after_attempt");
-        if let Ok(Attempts::Begun(attempts)) = begun {
-            self.job.counted = Some(attempts);
-        }
-        self.job.begun.send_replace(false);
-        match begun {
-            Ok(Attempts::Begun(_)) => None,
-            Ok(Attempts::Buried) => Some(self.acked(Outcome::DeadLettered)),
-            Ok(Attempts::Exhausted(attempts, error)) => Some(self.exhausted(attempts, error).await),
-            Err(error) => Some(self.conclude(error.into()).await),
-        }
-    }
-
     /// Under at_most_once: shows that the database lives, or an outage would discard the backlog, then acknowledges.
     async fn ack_first(&mut self, session: &mut Option<S::Session>) -> Result<(), Done> {
         if self.meta().ack != AckStrategy::AtMostOnce {
@@ -456,6 +472,12 @@ impl<S: Store> Case<'_, S> {
             Ok(live) => *session = Some(live),
             Err(error @ StoreError::Locked(_)) => return Err(self.locked(&text(&error)).await),
             Err(error) => return Err(self.deferred(&text(&error)).await),
+        }
+        if self.job.replay.is_some()
+            && let Some(live) = session.take()
+        {
+            // The acknowledgement of a dead letter is written to the database, where the session may hold the only turn.
+            live.release().await;
         }
         self.job.begin();
         failpoint!("before_ack");
@@ -498,7 +520,7 @@ impl<S: Store> Case<'_, S> {
     }
 }
 
-/// An error with everything beneath it, in one line.
+/// An error with everything beneath it, in one line of at most 8 KiB.
 pub(crate) fn text(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = String::new();
     for error in contain::chain(error) {
@@ -510,5 +532,5 @@ pub(crate) fn text(error: &(dyn std::error::Error + 'static)) -> String {
             line.push_str(&text);
         }
     }
-    line
+    excerpt(line)
 }

@@ -7,11 +7,11 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{Job, Pipeline};
+use super::{Job, Pipeline, Replayed};
 use crate::{
     broker::{self, BrokerError, Lease},
     delivery::Delivery,
-    store::{DeadLetter, Records, Store, StoreError},
+    store::{AttemptKey, DeadLetter, Records, ReplayToken, Store, StoreError},
 };
 
 /// How long a dead letter that is being replayed is nobody else's, beyond its handler's timeout: on SQLite its lease can't
@@ -29,14 +29,23 @@ impl<S: Store> Pipeline<S> {
             .records
             .take_replays(self.meta.group, self.meta.name, max, lease)
             .await?;
-        Ok(letters.into_iter().map(|letter| self.replay(letter, lease)).collect())
+        let job = |(letter, token)| self.replay(letter, token, lease);
+        Ok(letters.into_iter().map(job).collect())
     }
 
-    fn replay(&self, letter: DeadLetter, lease: Duration) -> Job {
+    fn replay(&self, letter: DeadLetter, token: ReplayToken, lease: Duration) -> Job {
         let lease = ReplayLease {
             records: self.records.clone(),
-            id: letter.id,
+            token,
+            position: letter.position.clone(),
             lease,
+        };
+        let key = AttemptKey {
+            group: letter.group,
+            handler: letter.handler,
+            position: letter.position.clone(),
+            message_id: letter.message_id,
+            fingerprint: letter.fingerprint,
         };
         let mut delivery = Delivery::new(letter.subject, letter.position);
         delivery.headers = letter.headers;
@@ -45,37 +54,48 @@ impl<S: Store> Pipeline<S> {
         delivery.published_at = letter.published_at;
         delivery.redelivered = true;
         let mut job = Job::new(delivery, broker::erased(lease));
-        job.replayed = true;
+        job.replay = Some(Replayed { key, token });
         job
     }
 }
 
-/// The lease of a dead letter.
+/// The lease of a dead letter. Once it has run out and somebody else has taken the letter, nothing that is said here counts.
 struct ReplayLease {
     records: Arc<dyn Records>,
-    id: i64,
+    token: ReplayToken,
+    position: String,
     lease: Duration,
+}
+
+impl ReplayLease {
+    /// An error unless the lease was still that of this.
+    fn held(&self, held: Result<bool, StoreError>) -> Result<(), BrokerError> {
+        if held.map_err(unavailable)? {
+            return Ok(());
+        }
+        Err(BrokerError::LeaseLost {
+            position: self.position.clone(),
+        })
+    }
 }
 
 impl Lease for ReplayLease {
     /// A letter that was buried anew meanwhile is no longer marked as to be replayed, and stays.
     async fn ack(&self) -> Result<(), BrokerError> {
-        self.records.replayed(self.id).await.map_err(unavailable)
+        self.records.replayed(self.token).await.map_err(unavailable).map(drop)
     }
 
     async fn ack_confirmed(&self) -> Result<(), BrokerError> {
-        self.ack().await
+        self.held(self.records.replayed(self.token).await)
     }
 
     async fn nak(&self, delay: Duration) -> Result<(), BrokerError> {
-        self.records.postpone_replay(self.id, delay).await.map_err(unavailable)
+        let postponed = self.records.postpone_replay(self.token, false, delay).await;
+        postponed.map_err(unavailable).map(drop)
     }
 
     async fn progress(&self) -> Result<(), BrokerError> {
-        self.records
-            .postpone_replay(self.id, self.lease)
-            .await
-            .map_err(unavailable)
+        self.held(self.records.postpone_replay(self.token, true, self.lease).await)
     }
 }
 

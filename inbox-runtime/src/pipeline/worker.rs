@@ -198,6 +198,7 @@ async fn replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queue) {
             }
             Err(error) => tracing::debug!(error = %text(&error), "no dead letters can be replayed now"),
         }
+        pipeline.stranded.look(S::NAME, &*pipeline.records).await;
         let _ = tokio::time::timeout(REPLAY_INTERVAL, requested).await;
     }
 }
@@ -288,7 +289,7 @@ impl<S: Store> Worker<'_, S> {
         }
         // The next one begins before this one is settled only where it is recognised if it comes again. A dead letter is
         // settled in the database, which the next message may keep busy for long.
-        let recognised = self.pipeline.meta.ack == AckStrategy::ExactlyOnce && !job.replayed;
+        let recognised = self.pipeline.meta.ack == AckStrategy::ExactlyOnce && job.replay.is_none();
         if recognised && !self.next.follows() {
             // There is room for another one.
             drop(slot);

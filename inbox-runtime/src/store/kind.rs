@@ -12,7 +12,9 @@ use super::{ConnectError, Records, Store, StoreSettings, detached::Detached};
 use crate::{
     contain::contain,
     extract::States,
-    pipeline::{InFlight, Open, Owed, Pace, Pipeline, Running, Strikes, Trouble, Vitals, worker::Runner},
+    pipeline::{
+        Alone, InFlight, Open, Owed, Pace, Pipeline, Running, StrandedReplays, Strikes, Trouble, Vitals, worker::Runner,
+    },
     registry::{ArgCheck, HandlerMeta, Registration},
     tally::Tally,
     telemetry::Instruments,
@@ -28,6 +30,10 @@ pub(crate) struct Shared {
     pub(crate) tally: Arc<Tally>,
     /// See [`Stop::now`](crate::pipeline::worker::Stop::now).
     pub(crate) stopped: CancellationToken,
+    /// Lets a message that may have killed a process run alone.
+    pub(crate) alone: Alone,
+    /// The dead letters that nobody replays.
+    pub(crate) stranded: StrandedReplays,
 }
 
 /// A handler that was registered with one of the stores.
@@ -141,7 +147,10 @@ impl<S: Store> Entry for &'static Registration<S> {
             in_flight: InFlight::new(instruments.clone()),
             open: Open::default(),
             pace: Pace::new(),
+            stranded: shared.stranded.clone(),
         };
+        shared.alone.know(meta.timeout);
+        shared.stranded.runs(meta.group, meta.name);
         let shown = vitals.clone();
         let pipeline = Pipeline {
             meta: meta.clone(),
@@ -158,6 +167,8 @@ impl<S: Store> Entry for &'static Registration<S> {
             strikes: Strikes::default(),
             running: Running::default(),
             stopped: shared.stopped.clone(),
+            alone: shared.alone.clone(),
+            stranded: vitals.stranded,
             instruments,
         };
         Some((Arc::new(pipeline), shown))

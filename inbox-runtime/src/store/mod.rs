@@ -18,9 +18,13 @@ pub(crate) mod sqlite;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod tables;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod texts;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod transaction;
 
-pub use records::{AttemptKey, Attempts, DeadLetter, DeadLetterStatus, NewDeadLetter, Reason};
+pub use records::{
+    AttemptKey, AttemptLimit, Attempts, DeadLetter, DeadLetterStatus, NewDeadLetter, Reason, ReplayToken, Stranded,
+};
 
 /// A boxed future, for the traits that are used behind `dyn`.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -229,7 +233,7 @@ pub enum Following<'a> {
 }
 
 /// What tells a message from another one that was given the same id: a hash of its subject and one of its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint(i64);
 
 impl Fingerprint {
@@ -310,6 +314,9 @@ pub enum StoreError {
     /// A lock that the claim needs was not given within `lock_wait`.
     #[error("the database is locked by another transaction")]
     Locked(#[source] Box<dyn StdError + Send + Sync>),
+    /// The database can't store the message's own values, such as an id with characters that its encoding lacks.
+    #[error("the database can't store the message's id")]
+    Message(#[source] Box<dyn StdError + Send + Sync>),
     /// A fresh transaction, on another connection, may succeed at once.
     #[error("the database asks for a fresh transaction")]
     Again(#[source] Box<dyn StdError + Send + Sync>),
@@ -384,25 +391,31 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// The database's version and the settings that matter, for the start report.
     fn describe(&self) -> BoxFuture<'_, Result<String, StoreError>>;
 
-    /// Whether the group has handled that message, and its fingerprint then.
+    /// Whether the group has handled that message, and its fingerprint then. An id that the database can't store is none that
+    /// was handled.
     fn handled<'a>(
         &'a self,
         group: &'a str,
         message_id: &'a str,
     ) -> BoxFuture<'a, Result<Option<Fingerprint>, StoreError>>;
 
-    /// Counts an attempt before it is made, unless `max` are counted already or the message is a dead letter that
-    /// nobody wants to be replayed.
+    /// Asks what is known of a message that was delivered before, and where that is an attempt that came to an end, notes
+    /// that the next one begins.
     fn begin_attempt<'a>(
         &'a self,
         key: &'a AttemptKey,
-        max: Option<u32>,
+        limit: AttemptLimit,
     ) -> BoxFuture<'a, Result<Attempts, StoreError>>;
 
-    /// Takes back what [`begin_attempt`](Self::begin_attempt) counted.
-    fn take_back_attempt<'a>(&'a self, key: &'a AttemptKey) -> BoxFuture<'a, Result<(), StoreError>>;
+    /// Counts the attempt of a [suspect](Attempts::Suspect) before it is made. Returns how many are counted.
+    fn count_attempt<'a>(&'a self, key: &'a AttemptKey) -> BoxFuture<'a, Result<u32, StoreError>>;
 
-    /// Notes the error of an attempt; counts it too unless it was counted before it was made. Returns the attempts so far.
+    /// Takes back what [`begin_attempt`](Self::begin_attempt) noted or, if it was `counted`, what
+    /// [`count_attempt`](Self::count_attempt) did.
+    fn take_back_attempt<'a>(&'a self, key: &'a AttemptKey, counted: bool) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// Notes the error of an attempt, which so has come to an end; counts it too unless it was counted before it was made.
+    /// Returns the attempts so far.
     fn record_failure<'a>(
         &'a self,
         key: &'a AttemptKey,
@@ -413,8 +426,9 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// Forgets the attempts.
     fn clear_attempts<'a>(&'a self, key: &'a AttemptKey) -> BoxFuture<'a, Result<(), StoreError>>;
 
-    /// Writes a dead letter, or writes it anew where there is one of that group, handler and position.
-    fn bury<'a>(&'a self, letter: &'a NewDeadLetter) -> BoxFuture<'a, Result<(), StoreError>>;
+    /// Writes a dead letter, or everything of it anew where there is one of that message. Returns false, and writes nothing,
+    /// if it is the letter of a replay whose lease has passed on.
+    fn bury<'a>(&'a self, letter: &'a NewDeadLetter) -> BoxFuture<'a, Result<bool, StoreError>>;
 
     /// Takes up to `max` dead letters of that handler that are to be replayed, and leases them.
     fn take_replays<'a>(
@@ -423,16 +437,23 @@ pub trait Records: fmt::Debug + Send + Sync {
         handler: &'a str,
         max: usize,
         lease: Duration,
-    ) -> BoxFuture<'a, Result<Vec<DeadLetter>, StoreError>>;
+    ) -> BoxFuture<'a, Result<Vec<(DeadLetter, ReplayToken)>, StoreError>>;
 
-    /// Makes a dead letter that was taken ready again, after `delay`.
-    fn postpone_replay(&self, id: i64, delay: Duration) -> BoxFuture<'_, Result<(), StoreError>>;
+    /// Leaves a dead letter that was taken to the next who looks, after `delay`; or prolongs its lease, if it stays `taken`.
+    /// Returns whether the lease was still that one.
+    fn postpone_replay(
+        &self,
+        token: ReplayToken,
+        taken: bool,
+        delay: Duration,
+    ) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// Deletes a dead letter and its attempts. Returns whether it was there.
     fn remove(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>>;
 
-    /// Removes a dead letter that was replayed with success, unless it has been buried anew.
-    fn replayed(&self, id: i64) -> BoxFuture<'_, Result<(), StoreError>>;
+    /// Removes a dead letter that was replayed, unless it has been buried anew. Returns whether it was there under that
+    /// lease.
+    fn replayed(&self, token: ReplayToken) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// One dead letter.
     fn dead_letter(&self, id: i64) -> BoxFuture<'_, Result<Option<DeadLetter>, StoreError>>;
@@ -445,8 +466,12 @@ pub trait Records: fmt::Debug + Send + Sync {
         limit: u32,
     ) -> BoxFuture<'a, Result<Vec<DeadLetter>, StoreError>>;
 
-    /// Marks a dead letter to be replayed and clears its attempts. Returns whether it was there.
-    fn replay(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>>;
+    /// Marks a dead letter to be replayed and clears its attempts, unless somebody is replaying it now. Returns its group and
+    /// its handler, if it is there.
+    fn replay(&self, id: i64) -> BoxFuture<'_, Result<Option<(String, String)>, StoreError>>;
+
+    /// The handlers whose dead letters could have been replayed for that time, and nobody took one.
+    fn stranded(&self, wait: Duration) -> BoxFuture<'_, Result<Vec<Stranded>, StoreError>>;
 
     /// The file that the database occupies, if it is one.
     fn file(&self) -> Option<PathBuf>;

@@ -4,9 +4,11 @@ use std::{fmt, time::SystemTime};
 
 use bytes::Bytes;
 
+use super::Fingerprint;
 use crate::delivery::Headers;
 
-/// Whose attempts are counted: one handler's on one stored message.
+/// Whose attempts are counted: one handler's on one message. The position alone doesn't tell: a broker may give it to
+/// another message, as after a topic was deleted and made anew.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttemptKey {
     /// The consumer group.
@@ -15,17 +17,64 @@ pub struct AttemptKey {
     pub handler: String,
     /// The message's position in the broker.
     pub position: String,
+    /// The message's id, if it has a usable one.
+    pub message_id: Option<String>,
+    /// Of its subject and its payload.
+    pub fingerprint: Fingerprint,
 }
 
-/// The answer to the wish to make another attempt.
+/// What decides whether a message that was delivered before is tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttemptLimit {
+    /// How many attempts it may have; `None` for any number.
+    pub max: Option<u32>,
+    /// Whether the inbox row of its id tells that it was handled.
+    pub claims: bool,
+    /// Whether it is a dead letter that is replayed: then an attempt of which nothing is on record hasn't begun.
+    pub replay: bool,
+}
+
+/// What is known of a message that was delivered before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attempts {
-    /// It is counted; this many are, with it.
+    /// Its last attempt came to an end, and so many are counted. It is noted that another one begins, which is counted when it
+    /// has failed.
     Begun(u32),
-    /// There were this many already; the last one's error, if it left one.
-    Exhausted(u32, Option<String>),
-    /// The message is a dead letter already, and only its acknowledgement was lost.
+    /// An attempt may have begun that never came to an end, since the process died, by its fault or by another's.
+    Suspect,
+    /// Its attempts are used up.
+    Exhausted {
+        /// How many there were.
+        attempts: u32,
+        /// The process died in the last one.
+        unfinished: bool,
+        /// The error of the last one that left one.
+        error: Option<String>,
+    },
+    /// It is a dead letter already, and only its acknowledgement was lost.
     Buried,
+    /// Its group has handled a message of its id, with that fingerprint.
+    Handled(Fingerprint),
+}
+
+/// The lease of a dead letter that is being replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplayToken {
+    /// The dead letter's number in the table.
+    pub id: i64,
+    /// The how-many-th lease of it this is: what a later one says counts, and nothing that this one says any more.
+    pub lease: i64,
+}
+
+/// Dead letters that are to be replayed by a handler that no running program has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stranded {
+    /// Their group.
+    pub group: String,
+    /// Their handler.
+    pub handler: String,
+    /// How many there are.
+    pub letters: i64,
 }
 
 /// Why a message is a dead letter.
@@ -82,10 +131,10 @@ impl fmt::Display for Reason {
 pub struct NewDeadLetter {
     /// Whose it is.
     pub key: AttemptKey,
+    /// The lease under which it was replayed, if it was.
+    pub replay: Option<ReplayToken>,
     /// The subject that the message was published to.
     pub subject: String,
-    /// The message's id, if it has one that can be stored.
-    pub message_id: Option<String>,
     /// Its headers.
     pub headers: Headers,
     /// Its payload.
@@ -123,10 +172,12 @@ pub struct DeadLetter {
     pub handler: String,
     /// The subject that the message was published to.
     pub subject: String,
-    /// The message's id, unless it had none that can be stored.
+    /// The message's id, if it has a usable one. Characters that the database can't store are escaped, as in `\u{20ac}`.
     pub message_id: Option<String>,
     /// Where the broker kept it.
     pub position: String,
+    /// What tells it from another message with the same position and id.
+    pub fingerprint: Fingerprint,
     /// Its headers.
     pub headers: Headers,
     /// Its payload; `None` is a null payload.
@@ -137,7 +188,7 @@ pub struct DeadLetter {
     pub published_at: Option<SystemTime>,
     /// Why it is here.
     pub reason: Reason,
-    /// The whole chain of the error.
+    /// The whole chain of the error, of which at most 8 KiB are kept.
     pub error: String,
     /// How many attempts were made.
     pub attempts: u32,
@@ -147,4 +198,6 @@ pub struct DeadLetter {
     pub dead_at: SystemTime,
     /// Whether it waits or is being replayed.
     pub status: DeadLetterStatus,
+    /// Since when it is to be replayed, by the database's clock. Long ago: no running program has its handler.
+    pub replay_requested_at: Option<SystemTime>,
 }

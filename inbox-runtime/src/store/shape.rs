@@ -34,6 +34,8 @@ pub(crate) enum Kind {
     Whole,
     Bytes,
     Time,
+    /// True or false.
+    Flag,
 }
 
 impl Column {
@@ -75,6 +77,10 @@ const fn time(name: &'static str) -> Column {
     Column::new(name, Kind::Time)
 }
 
+const fn flag(name: &'static str) -> Column {
+    Column::new(name, Kind::Flag)
+}
+
 /// Every table of the inbox, as the last migration leaves it.
 pub(crate) const TABLES: &[Table] = &[
     Table {
@@ -91,12 +97,15 @@ pub(crate) const TABLES: &[Table] = &[
     Table {
         name: "inbox_attempts",
         rights: &["SELECT", "INSERT", "UPDATE", "DELETE"],
-        keys: &[&["consumer_group", "handler", "position"]],
+        keys: &[&["consumer_group", "handler", "position", "message_id", "fingerprint"]],
         columns: &[
             key("consumer_group"),
             key("handler"),
             key("position"),
+            key("message_id").filled(),
+            whole("fingerprint").filled(),
             whole("attempts"),
+            flag("unfinished").filled(),
             time("first_at").filled(),
             time("last_at").filled(),
             text("last_error").null(),
@@ -105,14 +114,24 @@ pub(crate) const TABLES: &[Table] = &[
     Table {
         name: "inbox_dead_letters",
         rights: &["SELECT", "INSERT", "UPDATE", "DELETE"],
-        keys: &[&["id"], &["consumer_group", "handler", "position"]],
+        keys: &[
+            &["id"],
+            &[
+                "consumer_group",
+                "handler",
+                "position",
+                "coalesce(message_id, '')",
+                "fingerprint",
+            ],
+        ],
         columns: &[
             whole("id").filled(),
             key("consumer_group"),
             key("handler"),
             key("position"),
             text("subject"),
-            text("message_id").null(),
+            key("message_id").null(),
+            whole("fingerprint").filled(),
             bytes("headers"),
             bytes("payload").null(),
             bytes("message_key").null(),
@@ -123,6 +142,9 @@ pub(crate) const TABLES: &[Table] = &[
             time("first_failed_at"),
             time("dead_at").filled(),
             time("replay_at").null(),
+            whole("replay_lease").filled(),
+            flag("replay_taken").filled(),
+            time("replay_requested_at").null(),
         ],
     },
 ];

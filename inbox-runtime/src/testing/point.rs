@@ -21,9 +21,9 @@ use crate::{delivery::Delivery, identity, outcome::Outcome, registry::HandlerMet
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Point {
-    /// A redelivery has come; its attempt is not counted yet.
+    /// A redelivery has come; its attempt is not on record yet.
     BeforeAttempt,
-    /// A redelivery has come and its attempt is counted.
+    /// A redelivery has come and its attempt is on record, if it is made.
     AfterAttempt,
     /// The arguments are made from the delivery; there is no transaction yet.
     AfterDecode,

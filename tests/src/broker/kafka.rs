@@ -166,6 +166,25 @@ impl KafkaCluster {
         partitions.iter().map(|partition| partition.isr().len()).min()
     }
 
+    /// Deletes the topic of a subject, and returns when it is gone.
+    pub async fn delete_topic(&self, subject: &str) {
+        let topic = format!("{}{subject}", self.prefix);
+        let gone = self
+            .eyes
+            .admin
+            .delete_topics(&[&topic], &options())
+            .await
+            .expect("an answer");
+        assert!(gone.iter().all(Result::is_ok), "{gone:?}");
+        while self.in_sync(subject).await.is_some() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        self.topics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&topic);
+    }
+
     /// Forgets a group's offsets. It must have no members.
     pub async fn forget_group(&self, group: &str) {
         let id = format!("{}{group}", self.prefix);

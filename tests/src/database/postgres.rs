@@ -36,10 +36,16 @@ struct Database {
 impl PostgresDatabase {
     /// A new database on a server of the test's own.
     pub async fn on(server: &Server) -> Self {
-        Self::new(server.url("postgres")).await
+        Self::new(server.url("postgres"), "").await
     }
 
-    async fn new(admin: String) -> Self {
+    /// A new database with that encoding, as PostgreSQL names it.
+    pub async fn encoded(encoding: &str) -> Self {
+        let with = format!(" ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'");
+        Self::new(Shared::get().url(), &with).await
+    }
+
+    async fn new(admin: String, with: &str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("inbox_test_{}_{number}", std::process::id());
@@ -47,7 +53,7 @@ impl PostgresDatabase {
         on_server(&admin, &format!("DROP DATABASE IF EXISTS {name}"))
             .await
             .expect("the server");
-        on_server(&admin, &format!("CREATE DATABASE {name}"))
+        on_server(&admin, &format!("CREATE DATABASE {name}{with}"))
             .await
             .expect("a database");
         let database = Database { name, admin };
@@ -172,7 +178,7 @@ impl TestDatabase for PostgresDatabase {
     const SLOW: &'static str = "SELECT pg_sleep(1.5)";
 
     async fn fresh() -> Self {
-        Self::new(Shared::get().url()).await
+        Self::new(Shared::get().url(), "").await
     }
 
     fn pool(&self) -> PgPool {

@@ -62,6 +62,27 @@ async fn f30_f31_id_headers_may_be_null_missing_or_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g01_a_topic_that_is_made_anew_has_other_messages_at_the_same_offsets() {
+    let world = Kafkaesque::new().await;
+    world.probe.script(|call| match call.id.as_str() {
+        "a" => Step::Permanent("refused"),
+        _ => Step::Ok,
+    });
+    world.publish("a").await;
+    let mut inbox = world.inbox(&["billing"]).await;
+    assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
+    inbox.close().await;
+    world.broker.delete_topic("order.created").await;
+    world.broker.forget_group("billing").await;
+    world.publish("c").await;
+    let mut inbox = world.inbox(&["billing"]).await;
+    assert_eq!(next(&mut inbox).await, Outcome::Processed);
+    world.assert_done("billing", "c").await;
+    assert_eq!(world.letter("billing").await.message_id.as_deref(), Some("a"));
+    assert_eq!(world.letter("billing").await.position.rsplit(':').next(), Some("0"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f67_a_tombstone_that_is_replayed_has_its_key() {
     let world = Kafkaesque::new().await;
     world.broker.make_topic("customer.gone", 1).await;

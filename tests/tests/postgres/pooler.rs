@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{Inbox, sqlx::Connection};
+use inbox_runtime::{
+    Inbox, Outcome,
+    sqlx::{self, Connection, postgres::PgConnectOptions},
+};
 use inbox_tests::{
     Settled, Step, TestBroker, TestConnection, TestDatabase, eventually, pool,
     process::{Mode, WorkerCommand},
@@ -15,7 +18,7 @@ use crate::{World, assert_all_done, shared, world_on};
 async fn pooled(cached: usize) -> Option<(World, PgBouncer)> {
     let pooler = PgBouncer::before(shared()?.port(), 2)?;
     let database = inbox_tests::PostgresDatabase::fresh().await;
-    let options: inbox_runtime::sqlx::postgres::PgConnectOptions = pooler.url(database.name()).parse().expect("a URL");
+    let options: PgConnectOptions = pooler.url(database.name()).parse().expect("a URL");
     let own = pool(options.statement_cache_capacity(cached), 8);
     Some((world_on(database.with_pool(own)).await, pooler))
 }
@@ -172,9 +175,9 @@ async fn f15_a_claim_that_waits_too_long_is_cancelled() {
         .await
         .expect("the claim");
     world.publish("x").await;
-    assert_eq!(inbox_tests::next(&mut inbox).await, inbox_runtime::Outcome::Locked);
+    assert_eq!(inbox_tests::next(&mut inbox).await, Outcome::Locked);
     held.rollback().await.expect("rolled back");
-    assert_eq!(crate::settle(&mut inbox).await, inbox_runtime::Outcome::Processed);
+    assert_eq!(crate::settle(&mut inbox).await, Outcome::Processed);
     world.assert_done("audit", "x").await;
 }
 
@@ -193,15 +196,83 @@ async fn f15_a_broken_transaction_is_found_out() {
     for (number, step) in steps.into_iter().enumerate() {
         world.probe.script(move |_| step.clone());
         world.publish(&format!("b{number}")).await;
-        assert_eq!(
-            inbox_tests::next(&mut inbox).await,
-            inbox_runtime::Outcome::DeadLettered
-        );
+        assert_eq!(inbox_tests::next(&mut inbox).await, Outcome::DeadLettered);
     }
     world.probe.script(|_| Step::Ok);
     world.publish("m1").await;
-    assert_eq!(inbox_tests::next(&mut inbox).await, inbox_runtime::Outcome::Processed);
+    assert_eq!(inbox_tests::next(&mut inbox).await, Outcome::Processed);
     world.assert_done("audit", "m1").await;
+}
+
+/// Nobody said that there is a pooler: whatever other clients have prepared on its connections, a call does what it says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g05_dead_letters_through_a_pooler_that_nobody_mentioned() {
+    const LETTERS: i64 = 60;
+    let Some((world, pooler)) = pooled(100).await else {
+        return;
+    };
+    let direct = world_on(world.database.with_pool(pool(world.database.options(), 4))).await;
+    direct.probe.script(|_| Step::Permanent("refused"));
+    let mut made = direct.inbox(&["billing"]).await;
+    for number in 0..LETTERS {
+        direct.publish(&format!("m{number}")).await;
+        assert_eq!(inbox_tests::next(&mut made).await, Outcome::DeadLettered);
+    }
+    let ids: Vec<i64> = direct.letters("billing").await.iter().map(|letter| letter.id).collect();
+    // Clients with statements of their own under sqlx's names, which the pooler mixes with ours.
+    let client = || async {
+        let options: PgConnectOptions = pooler.url(world.database.name()).parse().expect("a URL");
+        let pool = pool(options, 2);
+        for number in 0..100_i64 {
+            let _ = sqlx::query("SELECT $1::bigint").bind(number).execute(&pool).await;
+            let _ = sqlx::query("SELECT $1::bigint + 1").bind(number).execute(&pool).await;
+        }
+    };
+    let calls = |worker: usize| {
+        let (letters, ids) = (world.dead_letters(), &ids);
+        async move {
+            for round in 0..ids.len() {
+                let id = ids[(round + worker * 7) % ids.len()];
+                let found = letters.get(id).await.expect("read");
+                assert_eq!(found.map(|letter| letter.id), Some(id));
+                assert!(!letters.discard(i64::MAX - id).await.expect("looked for"));
+                assert!(!letters.replay(i64::MAX - id).await.expect("looked for"));
+            }
+        }
+    };
+    tokio::join!(client(), client(), calls(0), calls(1), calls(2), calls(3));
+    let left = "SELECT count(*) FROM inbox_dead_letters WHERE replay_at IS NULL";
+    assert_eq!(world.database.number(left).await, LETTERS);
+}
+
+/// So does a claim by hand.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g05_claims_by_hand_through_a_pooler_that_nobody_mentioned() {
+    const CLAIMS: usize = 40;
+    let Some((world, _pooler)) = pooled(100).await else {
+        return;
+    };
+    inbox_runtime::migrate(&world.database.pool())
+        .await
+        .expect("the tables");
+    let claims = |worker: usize| {
+        let pool = world.database.pool();
+        async move {
+            for number in 0..CLAIMS {
+                let mut tx = pool.begin().await.expect("a transaction");
+                let id = format!("{worker}-{number}");
+                let claimed = inbox_runtime::claim(&mut *tx, "billing", &id).await.expect("claimed");
+                assert!(!claimed.is_duplicate());
+                tx.commit().await.expect("committed");
+            }
+        }
+    };
+    tokio::join!(claims(0), claims(1), claims(2), claims(3));
+    assert_eq!(
+        world.database.number("SELECT count(*) FROM inbox_events").await,
+        4 * 40,
+        "{CLAIMS} of each"
+    );
 }
 
 /// A program that is told by its environment.

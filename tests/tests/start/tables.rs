@@ -1,7 +1,7 @@
 //! The tables of the inbox at the start: made, looked for, or not ours.
 
 use inbox_runtime::{Error, Migrate, Outcome, migrate};
-use inbox_tests::{TestBroker, TestDatabase, World, lean_suite, next};
+use inbox_tests::{Step, TestBroker, TestDatabase, World, lean_suite, next};
 
 lean_suite!(
     a_table_of_another_library_is_an_error_that_says_so,
@@ -103,24 +103,53 @@ async fn the_rows_of_a_newer_version_are_tolerated<B: TestBroker, D: TestDatabas
     world.assert_done("billing", "m1").await;
 }
 
+/// The tables as the first version had them, with a handled message, a failed one, and a dead letter that is to be replayed.
+async fn first_version<D: TestDatabase>(database: &D) {
+    let (made, payload, now) = match D::HANDLERS {
+        "postgres" => (
+            include_str!("../../../inbox-runtime/migrations/postgres/0001_inbox.sql"),
+            "'{}'::bytea",
+            "now()",
+        ),
+        _ => (
+            include_str!("../../../inbox-runtime/migrations/sqlite/0001_inbox.sql"),
+            "CAST('{}' AS BLOB)",
+            "unixepoch() * 1000",
+        ),
+    };
+    database
+        .exec("DROP TABLE inbox_events; DROP TABLE inbox_attempts; DROP TABLE inbox_dead_letters")
+        .await;
+    database.exec(made).await;
+    let letter = format!(
+        "INSERT INTO inbox_dead_letters (consumer_group, handler, position, subject, message_id, headers, payload, reason, \
+         error, attempts, first_failed_at, replay_at) VALUES ('shipping', 'h', 'p', 's', 'id', {headers}, {payload}, \
+         'permanent', 'e', 1, {now}, {now})",
+        headers = payload.replace("{}", "[]"),
+    );
+    database
+        .exec(&format!(
+            "DELETE FROM _inbox_migrations WHERE version > 1; {letter}; {letter2}; DELETE FROM inbox_dead_letters WHERE \
+             position = 'p2'; \
+             INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ('billing', 'm0', 0); \
+             INSERT INTO inbox_attempts (consumer_group, handler, position, attempts, last_error) \
+             VALUES ('shipping', 'h', 'p', 2, 'e')",
+            letter2 = letter.replace("'p'", "'p2'"),
+        ))
+        .await;
+}
+
 async fn the_tables_of_an_earlier_version_are_brought_up_to_date<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     migrate(&world.database.pool()).await.expect("the tables");
-    world
-        .database
-        .exec(
-            "ALTER TABLE inbox_dead_letters DROP COLUMN message_key; \
-             DELETE FROM _inbox_migrations WHERE version > 1; \
-             INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ('billing', 'm0', 0)",
-        )
-        .await;
+    first_version(&world.database).await;
     let text = error(&world, Migrate::Check).await;
     assert_says(
         &text,
         &[
-            "`inbox_dead_letters`",
+            "`inbox_attempts`",
             "earlier version",
-            "lacks message_key",
+            "lacks message_id",
             "INBOX_MIGRATE=auto",
         ],
     );
@@ -129,8 +158,14 @@ async fn the_tables_of_an_earlier_version_are_brought_up_to_date<B: TestBroker, 
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     let rows = "SELECT count(*) FROM inbox_events";
     assert_eq!(world.database.number(rows).await, 2, "what was there stays");
-    let letters = "SELECT count(*) FROM inbox_dead_letters WHERE message_key IS NULL";
-    assert_eq!(world.database.number(letters).await, 0);
+    assert_eq!(world.attempts("shipping").await, 2);
+    let letter = world.letter("shipping").await;
+    assert_eq!((letter.id, letter.message_key.as_ref()), (1, None));
+    assert!(letter.replay_requested_at.is_some());
+    world.probe.script(|_| Step::Permanent("refused"));
+    world.publish("m2").await;
+    assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
+    assert_eq!(world.letter("billing").await.id, 3, "a number is not given again");
     drop(inbox);
     world
         .builder(&["billing"])

@@ -126,6 +126,15 @@ impl Lease for KafkaLease {
         Ok(())
     }
 
+    /// The partition may have been read beyond what is committed, up to the first record that isn't done: that one the process
+    /// may have died of.
+    async fn ack_again(&self) -> Result<(), BrokerError> {
+        if let Some(partition) = self.group.lock().current(&self.part, self.epoch) {
+            partition.was_done(self.offset);
+        }
+        self.ack().await
+    }
+
     /// Commits the offset, and returns when the broker has confirmed it.
     async fn ack_confirmed(&self) -> Result<(), BrokerError> {
         let (tell, told) = oneshot::channel();

@@ -15,6 +15,10 @@ use tokio::sync::Notify;
 use super::{consumer::Context, group::Client, record};
 use crate::{broker::SourceStatus, delivery::Delivery};
 
+/// How many records, at most, are taken for ones that were read before because those before them were done: more than a
+/// process reads between two commits, so that a group that begins anew at an old offset isn't slow all the way.
+const REREAD: u32 = 10_000;
+
 /// A partition of a topic.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Part {
@@ -109,6 +113,8 @@ pub(super) struct Partition {
     hand: Hand,
     /// The next record may have been handled before: nobody counts deliveries, so the first one counts as such.
     redelivered: bool,
+    /// How many records in a row were done when they were read.
+    known_done: u32,
     /// Its end was seen, or a record.
     looked_at: bool,
 }
@@ -134,6 +140,7 @@ impl Partition {
             strays: VecDeque::new(),
             hand: Hand::Empty,
             redelivered: true,
+            known_done: 0,
             looked_at: false,
         })
     }
@@ -254,6 +261,18 @@ impl Partition {
     /// Whether the record with that offset is out.
     pub(super) fn has_out(&self, offset: i64) -> bool {
         matches!(&self.hand, Hand::Out { record, .. } if record.offset == offset)
+    }
+
+    /// The record that is out was done when it was read. Where it was taken for one that may have been read before, the next one
+    /// may have been as well.
+    pub(super) fn was_done(&mut self, offset: i64) {
+        let Hand::Out { record, behind: None } = &self.hand else {
+            return;
+        };
+        if record.offset == offset && record.delivery.redelivered && self.known_done < REREAD {
+            self.known_done += 1;
+            self.redelivered = true;
+        }
     }
 
     /// The record that is out is done, and the one behind it, if that is in hand, comes in its place.

@@ -68,10 +68,17 @@ pub(super) fn own(error: sqlx::Error) -> StoreError {
     }
 }
 
+/// Whether our claim, or a look at what is claimed, failed because the database can't keep the message's own values: a
+/// character that its encoding lacks, a text that is too long for the column or the index.
+pub(super) fn is_of_the_message(error: &sqlx::Error) -> bool {
+    matches!(code(error).as_deref(), Some("22021" | "22P05" | "22001" | "54000"))
+}
+
 /// What the error of a claim means. A role's `lock_timeout` or `statement_timeout` may be shorter than `lock_wait`.
 pub(super) fn claim(error: sqlx::Error) -> StoreError {
     match code(&error).as_deref() {
         Some("55P03" | "57014") if is_definite(&error) => StoreError::Locked(Box::new(error)),
+        _ if is_of_the_message(&error) => StoreError::Message(Box::new(error)),
         _ => own(error),
     }
 }

@@ -1,6 +1,6 @@
 //! The tables of the inbox in a PostgreSQL database: made in one transaction of ours, or looked for.
 
-use sqlx::{PgConnection, PgPool, Row};
+use sqlx::{Connection, PgConnection, PgPool, Row};
 
 use super::{begin_pooled, reach, shape};
 use crate::store::{
@@ -16,6 +16,10 @@ const MIGRATIONS: migrate::Migrations = &[
     (
         "dead letter key",
         include_str!("../../../migrations/postgres/0002_dead_letter_key.sql"),
+    ),
+    (
+        "message records",
+        include_str!("../../../migrations/postgres/0003_message_records.sql"),
     ),
     (
         "commit veto",
@@ -38,6 +42,10 @@ pub(super) async fn migrate(pool: &PgPool, mode: Migrate) -> Result<(), MigrateE
     // There may be a transaction pooler, and if there is none, it is done once.
     begin_pooled(&mut conn).await.map_err(failed)?;
     let ready = make_or_check(&mut conn, mode).await;
+    // What was prepared by name must not stay behind on a connection that others use.
+    if ready.is_ok() {
+        conn.clear_cached_statements().await.map_err(failed)?;
+    }
     match &ready {
         Ok(()) => conn.commit().await.map_err(failed)?,
         // Closed, which rolls back: what keeps the session from writing (it was made while the database was read only) must not

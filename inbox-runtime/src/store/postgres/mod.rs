@@ -104,17 +104,14 @@ impl PostgresStore {
     async fn writer(&self) -> Result<Writer, StoreError> {
         Ok(Writer {
             conn: self.acquire().await?,
-            pooled: self.pooled(),
         })
     }
 
-    /// A connection to read from. Behind a transaction pooler a statement with arguments needs a transaction, or its parts
-    /// may reach different servers.
+    /// A connection to read from, in a transaction: there may be a transaction pooler that nobody told us about, behind which
+    /// the parts of a statement with arguments may reach different servers without one.
     async fn reader(&self) -> Result<Reader, StoreError> {
         let mut conn = self.acquire().await?;
-        if self.pooled() {
-            begin_pooled(&mut conn).await.map_err(errors::own)?;
-        }
+        conn.begin("BEGIN READ ONLY").await.map_err(errors::own)?;
         Ok(Reader { conn })
     }
 
@@ -156,17 +153,11 @@ impl PostgresStore {
 #[derive(Debug)]
 struct Writer {
     conn: TxConnection<Postgres>,
-    pooled: bool,
 }
 
 impl Writer {
     async fn begin(&mut self) -> Result<(), StoreError> {
-        let begun = if self.pooled {
-            begin_pooled(&mut self.conn).await
-        } else {
-            self.conn.begin("BEGIN").await
-        };
-        begun.map_err(errors::own)
+        self.conn.begin("BEGIN READ WRITE").await.map_err(errors::own)
     }
 
     async fn commit(mut self) -> Result<(), StoreError> {
@@ -183,17 +174,16 @@ async fn begin_pooled(conn: &mut TxConnection<Postgres>) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// A connection of the pool to read from, perhaps with a transaction.
+/// A connection of the pool to read from.
 #[derive(Debug)]
 struct Reader {
     conn: TxConnection<Postgres>,
 }
 
 impl Reader {
-    /// Gives it back.
+    /// Gives it back. There is nothing to commit.
     async fn done(mut self) -> Result<(), StoreError> {
-        // Nothing happens without a transaction.
-        self.conn.commit().await.map_err(errors::own)
+        self.conn.rollback().await.map_err(errors::own)
     }
 }
 
@@ -227,7 +217,7 @@ impl Store for PostgresStore {
     }
 
     fn records(&self) -> Arc<dyn Records> {
-        Arc::new(records::PostgresRecords(self.clone()))
+        Arc::new(records::PostgresRecords::new(self.clone()))
     }
 
     fn max_connections(&self) -> Option<u32> {
@@ -238,7 +228,13 @@ impl Store for PostgresStore {
         if transaction::depth::<Postgres>(conn) == 0 {
             return Err(ClaimError::NoTransaction);
         }
-        Ok(statements::insert(conn, &Statements::new(None), claim).await?.claimed)
+        match statements::insert(conn, &Statements::new(None), claim, false).await {
+            Ok(inserted) => Ok(inserted.claimed),
+            Err(error) if errors::is_of_the_message(&error) => Err(ClaimError::Invalid(format!(
+                "the database can't store the message's id: {error}"
+            ))),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn classify(&self, fault: &DatabaseFault) -> FaultClass {

@@ -14,6 +14,7 @@ pub(super) const fn types(kind: Kind) -> &'static [&'static str] {
         Kind::Whole => &["bigint"],
         Kind::Bytes => &["bytea"],
         Kind::Time => &["timestamp with time zone"],
+        Kind::Flag => &["boolean"],
     }
 }
 

@@ -74,10 +74,10 @@ pub(super) async fn within<F: Future<Output = ()>>(
     let mut statement = std::pin::pin!(async {
         match first {
             First::Number => number(conn).await,
-            First::Claim(claim) => insert(conn, statements, claim).await,
+            First::Claim(claim) => insert(conn, statements, claim, true).await,
             First::LookAndClaim(claim) => match find(conn, statements, claim).await? {
                 Some(found) => Ok(found),
-                None => insert(conn, statements, claim).await,
+                None => insert(conn, statements, claim, true).await,
             },
         }
     });
@@ -90,15 +90,18 @@ pub(super) async fn within<F: Future<Output = ()>>(
 }
 
 /// Inserts the inbox row, or says whose row is there: one statement for both, in which the second part is asked only if
-/// the first inserted nothing.
+/// the first inserted nothing. `named` says whether it may be prepared by name, which on a connection that isn't ours may
+/// stand for somebody else's statement behind a transaction pooler.
 pub(super) async fn insert(
     conn: &mut PgConnection,
     statements: &Statements,
     claim: &Claim<'_>,
+    named: bool,
 ) -> sqlx::Result<Inserted> {
     // What is there and isn't seen is so for a moment only; a trigger that swallows rows is there for good.
     for _ in 0..TRIES {
         let (xid, kept): (Option<String>, Option<i64>) = sqlx::query_as(AssertSqlSafe(statements.insert.clone()))
+            .persistent(named)
             .bind(claim.group)
             .bind(claim.message_id)
             .bind(claim.fingerprint.to_i64())

@@ -20,6 +20,10 @@ const MIGRATIONS: migrate::Migrations = &[
         "dead letter key",
         include_str!("../../../migrations/sqlite/0002_dead_letter_key.sql"),
     ),
+    (
+        "message records",
+        include_str!("../../../migrations/sqlite/0003_message_records.sql"),
+    ),
 ];
 
 /// How long the start waits for other processes that start on the same file.

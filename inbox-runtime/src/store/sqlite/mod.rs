@@ -250,7 +250,7 @@ impl Store for SqliteStore {
     }
 
     fn records(&self) -> Arc<dyn Records> {
-        Arc::new(records::SqliteRecords(self.clone()))
+        Arc::new(records::SqliteRecords::new(self.clone()))
     }
 
     async fn claim_on(conn: &mut SqliteConnection, claim: &Claim<'_>) -> Result<Claimed, ClaimError> {

@@ -8,7 +8,7 @@ use crate::store::shape::{Found, FoundColumn, FoundKey, Kind, Table};
 pub(super) const fn types(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Key | Kind::Text => &["TEXT"],
-        Kind::Whole | Kind::Time => &["INTEGER"],
+        Kind::Whole | Kind::Time | Kind::Flag => &["INTEGER"],
         Kind::Bytes => &["BLOB"],
     }
 }

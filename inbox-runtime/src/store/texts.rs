@@ -1,0 +1,211 @@
+//! What of a message's texts and times a database can keep, and what is kept in place of the rest.
+//!
+//! Whatever a message says, the record of its failure must be possible: a text that a database's encoding lacks, one that is
+//! too long for an index, a time beyond the database's calendar.
+
+use std::time::{Duration, SystemTime};
+
+use crate::{
+    excerpt::{excerpt, floor_char_boundary},
+    store::AttemptKey,
+};
+
+/// The longest name of a handler in a key, in bytes.
+const MAX_HANDLER: usize = 512;
+/// The longest position in a key, in bytes. Longer than a position that can be an id.
+const MAX_POSITION: usize = 768;
+/// The longest message id in a key, in bytes. With a group's 128 a key then fits into an entry of PostgreSQL's B-trees, of
+/// which none may be longer than 2704 bytes.
+const MAX_ID: usize = 640;
+/// The first and the last moment that are kept, in milliseconds since 1970: the years 1 and 9999, which every database has.
+const YEARS: (i64, i64) = (-62_135_596_800_000, 253_402_300_799_999);
+/// The longest delay, in milliseconds: a hundred years.
+const LONGEST: i64 = 100 * 365 * 24 * 3600 * 1000;
+
+/// The characters that a database can keep in a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Charset {
+    /// All but NUL, which no database is given.
+    Unicode,
+    /// Those of ISO 8859-1.
+    Latin1,
+    /// Those that every encoding has.
+    Ascii,
+}
+
+impl Charset {
+    /// Of a database with that encoding, as PostgreSQL names it.
+    pub(crate) fn of(encoding: &str) -> Self {
+        match encoding {
+            // The second keeps whatever bytes it is given.
+            "UTF8" | "SQL_ASCII" => Self::Unicode,
+            "LATIN1" => Self::Latin1,
+            _ => Self::Ascii,
+        }
+    }
+
+    fn has(self, character: char) -> bool {
+        character != '\0'
+            && match self {
+                Self::Unicode => true,
+                Self::Latin1 => u32::from(character) < 0x100,
+                Self::Ascii => character.is_ascii(),
+            }
+    }
+
+    /// Whether the text can be kept as it is.
+    pub(crate) fn has_all(self, text: &str) -> bool {
+        text.chars().all(|character| self.has(character))
+    }
+
+    /// The text, with `\u{20ac}` in place of a character that can't be kept, and U+FFFD in place of NUL where that can be.
+    pub(crate) fn storable(self, text: &str) -> String {
+        if self.has_all(text) {
+            return text.to_owned();
+        }
+        let mut storable = String::with_capacity(text.len());
+        for character in text.chars() {
+            match character {
+                '\0' if self == Self::Unicode => storable.push(char::REPLACEMENT_CHARACTER),
+                _ if self.has(character) => storable.push(character),
+                _ => storable.extend(character.escape_unicode()),
+            }
+        }
+        storable
+    }
+
+    /// The text of an error, at most 8 KiB long.
+    pub(crate) fn error(self, text: &str) -> String {
+        let storable = excerpt(self.storable(&excerpt(text.to_owned())));
+        // What says that it was cut may need escapes too.
+        self.storable(&storable)
+    }
+
+    /// The text for a key: where it is longer than `max`, its beginning and a hash of all of it.
+    fn key(self, text: &str, max: usize) -> String {
+        let mut key = self.storable(text);
+        if key.len() > max {
+            let hash = format!("~{:08x}{:08x}", crc32fast::hash(text.as_bytes()), text.len());
+            key.truncate(floor_char_boundary(&key, max - hash.len()));
+            key.push_str(&hash);
+        }
+        key
+    }
+
+    /// A handler's name as the tables have it.
+    pub(crate) fn handler(self, name: &str) -> String {
+        self.key(name, MAX_HANDLER)
+    }
+}
+
+/// A key as the tables have it.
+#[derive(Debug)]
+pub(crate) struct StoredKey {
+    pub(crate) group: String,
+    pub(crate) handler: String,
+    pub(crate) position: String,
+    /// `None` if the message has no usable id.
+    pub(crate) message_id: Option<String>,
+    pub(crate) fingerprint: i64,
+}
+
+impl StoredKey {
+    pub(crate) fn new(charset: Charset, key: &AttemptKey) -> Self {
+        Self {
+            group: charset.storable(&key.group),
+            handler: charset.handler(&key.handler),
+            position: charset.key(&key.position, MAX_POSITION),
+            message_id: key.message_id.as_deref().map(|id| charset.key(id, MAX_ID)),
+            fingerprint: key.fingerprint.to_i64(),
+        }
+    }
+
+    /// The id, empty where there is none: null equals nothing, so it can't be part of a primary key.
+    pub(crate) fn id(&self) -> &str {
+        self.message_id.as_deref().unwrap_or_default()
+    }
+}
+
+/// Whole milliseconds, for a statement's argument, at most a hundred years.
+pub(crate) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(LONGEST).min(LONGEST)
+}
+
+/// Milliseconds since 1970, as the tables keep times; what is before the year 1 or after 9999 becomes the nearest of these.
+pub(crate) fn to_millis(time: SystemTime) -> i64 {
+    let millis = match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_millis()).map_or(i64::MIN, |millis| -millis),
+    };
+    millis.clamp(YEARS.0, YEARS.1)
+}
+
+/// The time of a number of milliseconds since 1970; one that the clock can't show becomes 1970.
+pub(crate) fn from_millis(millis: i64) -> SystemTime {
+    let distance = Duration::from_millis(millis.unsigned_abs());
+    let time = if millis < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(distance)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(distance)
+    };
+    time.unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Fingerprint;
+
+    #[test]
+    fn g25_what_an_encoding_lacks_is_escaped() {
+        let text = "5 € für 東京 \0🦀";
+        for (charset, expected) in [
+            (Charset::Unicode, "5 € für 東京 \u{fffd}🦀"),
+            (Charset::Latin1, r"5 \u{20ac} für \u{6771}\u{4eac} \u{0}\u{1f980}"),
+            (Charset::Ascii, r"5 \u{20ac} f\u{fc}r \u{6771}\u{4eac} \u{0}\u{1f980}"),
+        ] {
+            assert_eq!(charset.storable(text), expected);
+            assert_eq!(
+                charset.storable(expected),
+                expected,
+                "what is stored is stored as it is"
+            );
+        }
+        assert_eq!(Charset::of("EUC_JP"), Charset::Ascii);
+    }
+
+    #[test]
+    fn g25_a_key_fits_into_an_index_and_tells_long_texts_apart() {
+        let key = |text: &str| AttemptKey {
+            group: "g".repeat(128),
+            handler: text.to_owned(),
+            position: text.to_owned(),
+            message_id: Some(text.to_owned()),
+            fingerprint: Fingerprint::UNKNOWN,
+        };
+        for charset in [Charset::Unicode, Charset::Latin1, Charset::Ascii] {
+            for character in ["a", "é", "東", "🦀"] {
+                let long = character.repeat(5_000);
+                let one = StoredKey::new(charset, &key(&format!("{long}1")));
+                let other = StoredKey::new(charset, &key(&format!("{long}2")));
+                let bytes = one.group.len() + one.handler.len() + one.position.len() + one.id().len();
+                assert!(bytes <= 2_100, "{bytes} bytes");
+                assert_ne!(one.position, other.position);
+                assert_ne!(one.id(), other.id());
+            }
+        }
+    }
+
+    #[test]
+    fn g25_times_and_delays_stay_within_every_calendar() {
+        let year = Duration::from_secs(365 * 24 * 3600);
+        assert_eq!(to_millis(SystemTime::UNIX_EPOCH + year * 298_000), YEARS.1);
+        assert_eq!(to_millis(SystemTime::UNIX_EPOCH - year * 298_000), YEARS.0);
+        assert_eq!(
+            from_millis(to_millis(SystemTime::UNIX_EPOCH + year)),
+            SystemTime::UNIX_EPOCH + year
+        );
+        assert_eq!(millis(Duration::MAX), LONGEST);
+        assert_eq!(millis(Duration::from_secs(1)), 1_000);
+    }
+}
