@@ -34,6 +34,11 @@ pub(crate) fn display(value: &(impl fmt::Display + ?Sized)) -> String {
     contain(|| value.to_string()).unwrap_or_else(|panic| format!("(its `Display` panicked: {panic})"))
 }
 
+/// The text of an error, or what its `Display` panicked with.
+pub(crate) fn error_text(error: &(dyn Error + 'static)) -> String {
+    contain(|| crate::error_text::text_of(error)).unwrap_or_else(|_| display(error))
+}
+
 /// An error and everything beneath it, outermost first. The last item is the panic of a `source()`, if one panics.
 pub(crate) fn chain<'a>(
     error: &'a (dyn Error + 'static),

@@ -5,6 +5,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use crate::excerpt::excerpt;
+
 /// What a source says about itself, for health and metrics. Clones share it, so that it can be read while the source is
 /// being pulled.
 ///
@@ -28,9 +30,10 @@ struct Inner {
 }
 
 impl SourceStatus {
-    /// Says that a part of the source, such as a partition, waits, and why. The inbox is not ready while one does.
+    /// Says that a part of the source, such as a partition, waits, and why, of which at most 8 KiB are kept. The inbox is not ready
+    /// while one does.
     pub fn wait(&self, part: impl Into<String>, why: impl Into<String>) {
-        self.lock().waiting.insert(part.into(), why.into());
+        self.lock().waiting.insert(part.into(), excerpt(why.into()));
     }
 
     /// Says that a part goes on.

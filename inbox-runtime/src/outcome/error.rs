@@ -133,7 +133,7 @@ impl HandlerError {
                 fault = fault
                     .take()
                     .or_else(|| contain(|| DatabaseFault::of(error)).ok().flatten());
-                contain::display(error)
+                contain::error_text(error)
             }
             Err(panic) => contain::no_source(&panic),
         });

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Attempt, Case, Done, Job, Pipeline, Refusal, Settle, Strikes, strikes::Strikeout, text, trouble};
 use crate::{
+    excerpt::excerpt,
     failpoint::tell_test,
     outcome::{HandlerError, Outcome, Verdict},
     registry::AckStrategy,
@@ -172,7 +173,8 @@ impl<S: Store> Case<'_, S> {
             return done;
         }
         let Refusal { error, logged } = refusal;
-        self.bury_logged(Reason::Rejected, error, None, &logged).await
+        let logged = excerpt(logged);
+        self.bury_logged(Reason::Rejected, excerpt(error), None, &logged).await
     }
 
     /// An extractor panicked, which a redelivery may not do: another version of the program may get it.
@@ -213,6 +215,7 @@ impl<S: Store> Case<'_, S> {
 
     /// Writes the dead letter; only then is the message acknowledged.
     async fn bury(&mut self, reason: Reason, error: String, attempts: Option<u32>) -> Done {
+        let error = excerpt(error);
         let logged = error.clone();
         self.bury_logged(reason, error, attempts, &logged).await
     }

@@ -524,7 +524,7 @@ impl<S: Store> Case<'_, S> {
 pub(crate) fn text(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = String::new();
     for error in contain::chain(error) {
-        let text = error.map_or_else(|panic| contain::no_source(&panic), contain::display);
+        let text = error.map_or_else(|panic| contain::no_source(&panic), contain::error_text);
         if line.is_empty() {
             line = text;
         } else if !line.ends_with(&text) {

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use crate::registry::Backoff;
+use crate::{excerpt::excerpt, registry::Backoff};
 
 /// The wait between two tries while the database or the broker can't be used.
 pub(super) const BACKOFF: Backoff = Backoff {
@@ -44,7 +44,7 @@ impl Trouble {
             if new {
                 tracing::error!(error = why, "messages can't be handled now; waiting for that to pass");
             }
-            *trouble = Some(why.to_owned());
+            *trouble = Some(excerpt(why.to_owned()));
             new
         });
     }
