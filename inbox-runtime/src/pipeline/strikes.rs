@@ -128,6 +128,8 @@ mod tests {
             group: "billing".to_owned(),
             handler: "handler".to_owned(),
             position: position.to_owned(),
+            message_id: None,
+            fingerprint: crate::store::Fingerprint::UNKNOWN,
         }
     }
 

@@ -148,15 +148,15 @@ async fn g40_a_busy_pooler_is_noticed() {
 }
 
 /// A pool of another program, through the pooler.
-fn others(pooler: &PgBouncer, database: &str) -> inbox_runtime::sqlx::PgPool {
-    let options: inbox_runtime::sqlx::postgres::PgConnectOptions = pooler.url(database).parse().expect("a URL");
+fn others(pooler: &PgBouncer, database: &str) -> PgPool {
+    let options: PgConnectOptions = pooler.url(database).parse().expect("a URL");
     pool(options.statement_cache_capacity(0), 4)
 }
 
 /// Each write must succeed.
-async fn write(others: &inbox_runtime::sqlx::PgPool, count: usize) {
+async fn write(others: &PgPool, count: usize) {
     for number in 0..count {
-        let written = inbox_runtime::sqlx::raw_sql(
+        let written = sqlx::raw_sql(
             "CREATE TABLE IF NOT EXISTS others (n bigint GENERATED ALWAYS AS IDENTITY); INSERT INTO others DEFAULT VALUES",
         );
         let written = written.execute(others).await;

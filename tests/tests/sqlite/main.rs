@@ -1,10 +1,6 @@
 //! What only SQLite has: its journal, its one writer, its temporary databases.
 
-use std::{
-    io,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::time::Duration;
 
 use inbox_runtime::{
     ClaimError, Error, Inbox, Meta, Outcome, claim, inbox_handler, migrate,
@@ -14,7 +10,6 @@ use inbox_runtime::{
     },
 };
 use inbox_tests::{EmbeddedFile, SqliteFile, TestBroker, TestConnection, TestDatabase, World, eventually, next};
-use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 mod disk;
 mod endings;
@@ -253,72 +248,4 @@ async fn b24_a_claim_without_a_transaction_is_refused() {
     let refused = claim(&mut *conn, "billing", "m1").await;
     assert!(matches!(refused, Err(ClaimError::NoTransaction)), "{refused:?}");
     assert_eq!(world.database.inbox("billing", "m1").await, 0);
-}
-
-/// Everything that was logged.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("a lock").extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Log {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        self.clone()
-    }
-}
-
-#[tokio::test]
-async fn a7_the_claim_is_the_first_statement_and_nothing_is_read_before() {
-    let log = Log::default();
-    // Of the whole process, since sqlx runs the statements on threads of its own.
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new("inbox_runtime=info,sqlx::query=debug"))
-        .with_ansi(false)
-        .with_writer(log.clone())
-        .init();
-    let world = Here::new().await;
-    for _ in 0..2 {
-        world.publish("the-a7-message").await;
-    }
-    let mut inbox = world.inbox(&["billing"]).await;
-    assert_eq!(next(&mut inbox).await, Outcome::Processed);
-    assert_eq!(next(&mut inbox).await, Outcome::Duplicate);
-    let log = String::from_utf8(log.0.lock().expect("a lock").clone()).expect("UTF-8");
-    // What touches a table, in the order in which it ran.
-    let statements: Vec<String> = log
-        .lines()
-        .filter(|line| line.contains("the-a7-message") && line.contains("sqlx::query"))
-        .filter_map(|line| line.split_once("summary=\"")?.1.split_once('"'))
-        .map(|(summary, _)| {
-            summary
-                .split(['(', ',', '…'])
-                .next()
-                .unwrap_or_default()
-                .trim()
-                .to_owned()
-        })
-        .filter(|summary| summary.contains(' ') && !summary.starts_with("PRAGMA") && summary != "SELECT 1")
-        .collect();
-    assert_eq!(
-        statements,
-        [
-            "INSERT INTO inbox_events",
-            "INSERT INTO effects",
-            "INSERT INTO inbox_events",
-            // Whose row it is that is there.
-            "SELECT fingerprint FROM inbox_events",
-        ],
-        "{log}"
-    );
 }

@@ -112,11 +112,11 @@ impl Open {
             Ok(Ok(())) => self.writer.check(true).map_err(|error| FinishError::Lost(text(&error))),
             // A deferred constraint: the transaction is still open, and is rolled back when the connection closes.
             Ok(Err(error)) if primary_code(&error) == Some(19) => Err(FinishError::Refused(error)),
-            Ok(Err(error)) => Err(lost(error)),
+            Ok(Err(error)) => Err(lost(&error)),
             Err(_) => {
                 let late = format!("it took longer than {} s", COMMIT_WAIT.as_secs());
                 let late = io::Error::new(io::ErrorKind::TimedOut, late);
-                Err(lost(sqlx::Error::Io(late)))
+                Err(lost(&sqlx::Error::Io(late)))
             }
         }
     }
@@ -162,7 +162,7 @@ enum NotRolledBack {
     Lost(sqlx::Error),
 }
 
-fn lost(error: sqlx::Error) -> FinishError {
+fn lost(error: &sqlx::Error) -> FinishError {
     FinishError::Lost(format!("the outcome of the commit is unknown: {error}"))
 }
 
@@ -202,7 +202,7 @@ impl Session for SqliteSession {
 
     async fn finish(&mut self, _following: Following<'_>) -> Result<(), FinishError> {
         let Some(mut open) = self.open.take() else {
-            return Err(lost(sqlx::Error::WorkerCrashed));
+            return Err(lost(&sqlx::Error::WorkerCrashed));
         };
         match open.seal().await {
             Ok(()) => {}
