@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use inbox_runtime::{
     Inbox, Outcome,
-    sqlx::{self, Connection, postgres::PgConnectOptions},
+    sqlx::{self, Connection, PgPool, postgres::PgConnectOptions},
 };
 use inbox_tests::{
     Settled, Step, TestBroker, TestConnection, TestDatabase, eventually, pool,
