@@ -46,6 +46,10 @@ pub(super) struct Starting {
 
 impl Starting {
     /// Finds everything that is wrong with what is registered and configured, and serves health from now on.
+    #[cfg_attr(
+        not(feature = "http"),
+        expect(clippy::unused_async, reason = "only a listener is waited for")
+    )]
     pub(super) async fn new(mut builder: InboxBuilder) -> Result<Self, Error> {
         let plan = plan(&mut builder)?;
         let life = builder.life;

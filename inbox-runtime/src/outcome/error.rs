@@ -207,6 +207,7 @@ impl DatabaseFault {
     }
 
     /// The code of the answer, if there was one.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn code(&self) -> Option<&str> {
         match self {
             Self::Answer { code, .. } => Some(code),

@@ -356,6 +356,7 @@ impl<S: Store> Case<'_, S> {
 
     /// Nothing is counted. Put aside, the message is the broker's again for a while; otherwise whoever has it waits in place.
     async fn put_off(&mut self, why: &str, aside: bool) -> Done {
+        tracing::debug!(error = why, aside, "the message is put off; nothing is counted");
         self.pipeline.take_back_attempt(self.job).await;
         tell_test!(crate::testing::Told::Trouble(why));
         let settle = if aside {

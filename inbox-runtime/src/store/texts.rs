@@ -24,6 +24,7 @@ const LONGEST: i64 = 100 * 365 * 24 * 3600 * 1000;
 
 /// The characters that a database can keep in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "SQLite has every character"))]
 pub(crate) enum Charset {
     /// All but NUL, which no database is given.
     Unicode,
@@ -35,6 +36,7 @@ pub(crate) enum Charset {
 
 impl Charset {
     /// Of a database with that encoding, as PostgreSQL names it.
+    #[cfg(any(feature = "postgres", test))]
     pub(crate) fn of(encoding: &str) -> Self {
         match encoding {
             // The second keeps whatever bytes it is given.

@@ -63,6 +63,7 @@ impl<DB: Database> TxConnection<DB> {
     }
 
     /// Closes the connection; its database rolls back what is open on it.
+    #[cfg(feature = "postgres")]
     pub(crate) async fn close(mut self) -> Result<()> {
         match self.conn.take() {
             Some(conn) => conn.close().await,
