@@ -52,6 +52,7 @@ pub(crate) struct Config {
     pub(crate) ack_wait: Option<Duration>,
     pub(crate) lock_wait: Option<Duration>,
     pub(crate) commit_timeout: Option<Duration>,
+    pub(crate) stall_after: Option<Duration>,
     pub(crate) pool_size: Option<u32>,
     pub(crate) transaction_pooler: Option<bool>,
     pub(crate) shutdown_timeout: Option<Duration>,

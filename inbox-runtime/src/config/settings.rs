@@ -114,7 +114,7 @@ const fn row(
 
 /// Every setting of the whole program that has one value.
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 14] = [
+pub(super) const ROWS: [Row; 15] = [
     row("DATABASE_URL", "database_url", Kind::Url, None, "\"sqlite://app.db\"",
         "the database of the handlers, of whatever kind its scheme names",
         |config, value, place| url(&mut config.database_url, value, place)),
@@ -159,6 +159,9 @@ pub(super) const ROWS: [Row; 14] = [
     row("INBOX_COMMIT_TIMEOUT", "commit_timeout", Kind::Duration, Some("15s"), "\"15s\"",
         "how long the end of a transaction may take before its connection is closed",
         |config, value, _| duration(&mut config.commit_timeout, value)),
+    row("INBOX_STALL_AFTER", "stall_after", Kind::Duration, Some("1m"), "\"1m\"",
+        "how long beyond its timeout a handler may make no progress before health says that it stalls",
+        |config, value, _| duration(&mut config.stall_after, value)),
     row("INBOX_POOL_SIZE", "pool_size", Kind::Number, Some("10"), "10",
         "how many connections the runtime's own pool may have, from 1",
         |config, value, _| {

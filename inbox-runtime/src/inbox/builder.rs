@@ -50,6 +50,7 @@ pub struct InboxBuilder {
     pub(super) ack_wait: Option<Duration>,
     pub(super) lock_wait: Option<Duration>,
     pub(super) commit_timeout: Option<Duration>,
+    pub(super) stall_after: Option<Duration>,
     pub(super) transaction_pooler: bool,
     pub(super) shutdown_timeout: Option<Duration>,
     pub(super) config_file: Option<PathBuf>,
@@ -146,6 +147,13 @@ impl InboxBuilder {
     /// is neither acknowledged nor counted as failed.
     pub fn commit_timeout(mut self, commit_timeout: Duration) -> Self {
         self.commit_timeout = Some(commit_timeout);
+        self
+    }
+
+    /// Sets how long a handler may make no progress beyond its own `timeout`, as `INBOX_STALL_AFTER` does (default 1 minute),
+    /// before it is not ready, with that as the reason: no message was settled, and the broker gave no answer.
+    pub fn stall_after(mut self, stall_after: Duration) -> Self {
+        self.stall_after = Some(stall_after);
         self
     }
 

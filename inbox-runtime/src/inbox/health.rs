@@ -71,12 +71,34 @@ pub(super) struct Watched {
     pub(super) meta: Arc<HandlerMeta>,
     pub(super) vitals: Vitals,
     pub(super) status: SourceStatus,
+    /// How long it may make no progress beyond the handler's timeout.
+    pub(super) stall_after: Duration,
 }
 
 impl Watched {
+    /// Why nothing has been settled, nor the broker answered, for longer than the handler's timeout explains.
+    fn stalled(&self) -> Option<String> {
+        let idle = self.vitals.pace.idle();
+        let bound = self.meta.timeout.saturating_add(self.stall_after);
+        (idle > bound).then(|| {
+            let seconds = |time: Duration| humantime::format_duration(Duration::from_secs(time.as_secs()));
+            format!(
+                "no message was settled and the broker gave no answer for {}, which is longer than the handler's timeout and \
+                 `stall_after` ({}) explain, with {} messages in hand; a handler blocks its thread, or the broker's client \
+                 hangs: look at the last lines of the log, and restart this program",
+                seconds(idle),
+                seconds(bound),
+                self.vitals.in_flight.len()
+            )
+        })
+    }
+
     fn health(&self) -> HandlerHealth {
         let (database, broker) = self.vitals.trouble.both();
-        let waiting = self.status.reasons();
+        let mut waiting = self.status.reasons();
+        if database.is_none() && broker.is_none() && waiting.is_empty() {
+            waiting.extend(self.stalled());
+        }
         let (backing_off, next_retry) = self.vitals.pace.backing_off();
         HandlerHealth {
             handler: self.meta.name,

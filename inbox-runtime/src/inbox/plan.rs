@@ -39,6 +39,7 @@ pub(super) struct Plan {
     pub(super) broker: DynBroker,
     pub(super) migrate: Migrate,
     pub(super) ack_wait: Duration,
+    pub(super) stall_after: Duration,
     pub(super) shutdown_timeout: Duration,
     #[cfg(feature = "http")]
     pub(super) http_addr: Option<Given<SocketAddr>>,
@@ -86,6 +87,10 @@ pub(super) fn plan(builder: &mut InboxBuilder) -> Result<Plan, StartErrors> {
             broker,
             migrate: builder.migrate.or(config.migrate).unwrap_or_default(),
             ack_wait: builder.ack_wait.or(config.ack_wait).unwrap_or(Duration::from_secs(30)),
+            stall_after: builder
+                .stall_after
+                .or(config.stall_after)
+                .unwrap_or(Duration::from_secs(60)),
             shutdown_timeout: builder
                 .shutdown_timeout
                 .or(config.shutdown_timeout)

@@ -164,7 +164,7 @@ async fn prepare(plan: Plan, shared: &Shared, life: &Life) -> Result<Prepared, E
         .broker
         .subscribe(subscriptions(&plan.handlers, plan.ack_wait))
         .await?;
-    let (lines, watched) = lines(plan.handlers, sources, &plan.databases, shared);
+    let (lines, watched) = lines(plan.handlers, sources, &plan.databases, shared, plan.stall_after);
     Ok(Prepared {
         lines,
         watched,
@@ -237,6 +237,7 @@ fn lines(
     sources: Vec<DynSource>,
     databases: &[Database],
     shared: &Shared,
+    stall_after: Duration,
 ) -> (Vec<Line>, Vec<Watched>) {
     let (mut lines, mut watched) = (Vec::new(), Vec::new());
     for (Planned { entry, meta, subject }, source) in handlers.into_iter().zip(sources) {
@@ -260,6 +261,7 @@ fn lines(
             meta: meta.clone(),
             vitals,
             status: source.status(),
+            stall_after,
         });
         lines.push(Line { meta, runner, source });
     }

@@ -15,6 +15,7 @@ embedded_suite!(
     a_part_that_waits_makes_its_handler_unready,
     messages_that_wait_for_their_back_off_are_counted,
     a_handler_that_does_not_get_on_is_seen,
+    g30_what_stands_still_for_longer_than_its_bound_has_a_reason,
     what_looks_at_the_health_outlives_the_inbox,
     the_routes_are_served_until_the_drain_is_over,
     the_routes_can_be_mounted,
@@ -131,6 +132,28 @@ async fn a_handler_that_does_not_get_on_is_seen<B: TestBroker, D: TestDatabase>(
         one.since_progress < stuck && one.in_flight == 0
     })
     .await;
+    stop(inbox).await;
+}
+
+async fn g30_what_stands_still_for_longer_than_its_bound_has_a_reason<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    // Neither its timeout of a second nor anything else ends it.
+    world.probe.script(|call| match call.run {
+        1 => Step::Block(Duration::from_secs(6)),
+        _ => Step::Ok,
+    });
+    world.publish("m1").await;
+    world.publish("m2").await;
+    let builder = world.builder(&["hasty"]).stall_after(Duration::from_millis(500));
+    let inbox = builder.spawn().await.expect("an inbox");
+    eventually("it is said that nothing goes on", async || {
+        let health = inbox.health();
+        let reason = health.reasons.iter().find(|reason| reason.contains("hasty"));
+        !health.ready
+            && reason.is_some_and(|reason| reason.contains("no message was settled") && reason.contains("restart"))
+    })
+    .await;
+    eventually("it goes on", async || inbox.health().ready).await;
     stop(inbox).await;
 }
 
