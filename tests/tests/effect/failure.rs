@@ -33,8 +33,14 @@ async fn a4_a6_b7_row_and_effect_are_both_there_or_neither<B: TestBroker, D: Tes
     for (id, step) in [
         ("error", Step::Fail("after the effect")),
         ("panic", Step::Panic("after the effect")),
-        ("statement", Step::Exec("INSERT INTO nowhere (x) VALUES (1)")),
-        ("nested", Step::Nested("INSERT INTO nowhere (x) VALUES (1)", true)),
+        (
+            "statement",
+            Step::Exec("INSERT INTO effects (grp, msg_id) VALUES ('billing', NULL)"),
+        ),
+        (
+            "nested",
+            Step::Nested("INSERT INTO effects (grp, msg_id) VALUES ('billing', NULL)", true),
+        ),
         // Refused when it is committed, not before.
         ("commit", Step::Exec("INSERT INTO children (parent) VALUES (1)")),
     ] {

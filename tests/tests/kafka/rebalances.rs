@@ -119,7 +119,7 @@ async fn f63_f64_a_lost_partition_is_never_committed_for() {
     sleeper.signal(Signal::STOP);
     let other = world.builder(&["billing"]).spawn().await.expect("an inbox");
     // The file is locked by the one that sleeps.
-    eventually("the other one has its partition", async || other.report().locked > 0).await;
+    eventually("the other one has its partition", async || other.report().deferred > 0).await;
     sleeper.signal(Signal::CONT);
     eventually("everything is settled", || world.settled("billing")).await;
     // Neither of them has ended by that, and both share what comes.

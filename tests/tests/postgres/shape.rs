@@ -326,7 +326,8 @@ async fn g44_what_does_no_harm_is_taken() {
         "ALTER TABLE inbox_events ADD note text, ADD shard int NOT NULL DEFAULT 0; \
          CREATE INDEX by_time ON inbox_events (processed_at); \
          CREATE UNIQUE INDEX wider ON inbox_events (message_id, consumer_group, processed_at); \
-         CREATE UNIQUE INDEX widest ON inbox_dead_letters (consumer_group, handler, position, coalesce(message_id, '')); \
+         CREATE UNIQUE INDEX widest ON inbox_dead_letters (consumer_group, handler, position, coalesce(message_id, ''), \
+         fingerprint, reason); \
          CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; \
          CREATE TRIGGER note BEFORE INSERT ON inbox_events FOR EACH ROW EXECUTE FUNCTION note(); \
          ALTER TABLE inbox_events ADD CONSTRAINT short CHECK (length(message_id) < 600)",

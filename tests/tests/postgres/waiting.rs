@@ -297,7 +297,7 @@ async fn g39_a_table_that_is_locked_at_the_start_is_waited_for() {
         .await
         .expect("the lock");
     let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
-    waits_for(&inbox, "lock timeout").await;
+    waits_for(&inbox, "lock on the table").await;
     held.rollback().await.expect("rolled back");
     eventually("it is ready", async || inbox.health().ready).await;
     stop(inbox).await;

@@ -65,8 +65,9 @@ async fn g44_types_collations_and_keys_are_checked() {
         ),
         (
             "DROP TABLE inbox_attempts; CREATE TABLE inbox_attempts (consumer_group TEXT NOT NULL, handler TEXT NOT NULL, \
-             position TEXT NOT NULL, attempts REAL NOT NULL, first_at INTEGER NOT NULL, last_at INTEGER NOT NULL DEFAULT 0, \
-             last_error TEXT NOT NULL, PRIMARY KEY (consumer_group, handler, position))"
+             position TEXT NOT NULL, message_id TEXT NOT NULL DEFAULT '', fingerprint INTEGER NOT NULL DEFAULT 0, \
+             unfinished INTEGER NOT NULL DEFAULT 0, attempts REAL NOT NULL, first_at INTEGER NOT NULL, last_at INTEGER NOT NULL DEFAULT 0, \
+             last_error TEXT NOT NULL, PRIMARY KEY (consumer_group, handler, position, message_id, fingerprint))"
                 .to_owned(),
             &[
                 "for 3 reasons",

@@ -115,6 +115,11 @@ impl PostgresStore {
         Ok(Reader { conn })
     }
 
+    /// What the start tries is what a probe tries.
+    async fn try_write(&self) -> Result<(), StoreError> {
+        probe::probe(self).await
+    }
+
     async fn describe(&self) -> Result<String, StoreError> {
         let row = sqlx::raw_sql(
             "SELECT current_setting('server_version'), current_setting('synchronous_commit'), \

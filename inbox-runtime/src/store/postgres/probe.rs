@@ -40,6 +40,13 @@ async fn write(store: &PostgresStore) -> Result<(), StoreError> {
             );
             return Err(StoreError::Unavailable(why.into()));
         }
+        Err(sqlx::Error::RowNotFound) => {
+            let why = format!(
+                "an INSERT into {events} inserts nothing, so every message would be taken for a duplicate; look at the \
+                 table's triggers and rules"
+            );
+            return Err(StoreError::Unavailable(why.into()));
+        }
         Err(error) => return Err(errors::own(error)),
     };
     conn.rollback().await.map_err(errors::own)?;

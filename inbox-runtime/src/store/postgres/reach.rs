@@ -8,11 +8,8 @@ use sqlx::{
     postgres::{PgConnectOptions, PgDatabaseError},
 };
 
-use super::{PostgresStore, errors::own as trouble, statements::first};
-use crate::{
-    error_text::text_of,
-    store::{ConnectError, StoreError},
-};
+use super::{PostgresStore, statements::first};
+use crate::{error_text::text_of, store::ConnectError};
 
 /// How long a server may take to answer a first connection.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
@@ -45,34 +42,6 @@ impl PostgresStore {
         }
         let _ = tokio::time::timeout(ANSWER, conn.close()).await;
         Ok(())
-    }
-
-    /// Writes a row of a message that nobody has, and rolls it back.
-    pub(super) async fn try_write(&self) -> Result<(), StoreError> {
-        let mut writer = self.writer().await?;
-        writer.begin().await?;
-        // Maintenance may have a lock for hours; that is a reason to name.
-        sqlx::raw_sql("SET LOCAL lock_timeout = '2s'")
-            .execute(&mut *writer.conn)
-            .await
-            .map_err(trouble)?;
-        let written =
-            sqlx::query("INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ($1, $2, 0)")
-                .bind("inbox")
-                .bind(format!("tried at the start {}", uuid::Uuid::new_v4()))
-                .execute(&mut *writer.conn)
-                .await
-                .map_err(trouble)?
-                .rows_affected();
-        writer.conn.rollback().await.map_err(trouble)?;
-        if written == 1 {
-            return Ok(());
-        }
-        Err(StoreError::Unavailable(
-            "an INSERT into inbox_events inserts nothing, so every message would be taken for a duplicate; look at the \
-             table's triggers and rules"
-                .into(),
-        ))
     }
 }
 
