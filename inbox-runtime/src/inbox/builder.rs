@@ -5,6 +5,7 @@ use std::{any::TypeId, fmt, future::Future, path::PathBuf, pin::Pin, sync::Arc, 
 use super::{HealthHandle, Inbox, InboxHandle, health::Life, start::Starting};
 use crate::{
     broker::{Broker, DynBroker},
+    contain::Contained,
     error::Error,
     extract::States,
     registry::HandlerMeta,
@@ -211,12 +212,12 @@ impl InboxBuilder {
 
     /// Stops the inbox when that future ends: running handlers finish, everything else is given back at once.
     pub fn shutdown(mut self, signal: impl Future<Output = ()> + Send + 'static) -> Self {
-        self.shutdown = Some(Box::pin(signal));
+        self.shutdown = Some(contained("shutdown", signal));
         self
     }
 
     pub(crate) fn abort(mut self, signal: impl Future<Output = ()> + Send + 'static) -> Self {
-        self.abort = Some(Box::pin(signal));
+        self.abort = Some(contained("abort", signal));
         self
     }
 
@@ -289,4 +290,14 @@ impl fmt::Debug for InboxBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InboxBuilder").finish_non_exhaustive()
     }
+}
+
+/// A future of the program's that says when to stop. One that panics will never say it, so that says it too.
+fn contained(what: &'static str, signal: impl Future<Output = ()> + Send + 'static) -> Signal {
+    let signal = Contained::new("the future that stops the inbox", Box::pin(signal));
+    Box::pin(async move {
+        if let Err(panic) = signal.await {
+            tracing::error!(error = panic, "the future `{what}` panicked; the inbox stops");
+        }
+    })
 }

@@ -21,7 +21,6 @@ pub use left_behind::BlockedHandlers;
 
 use crate::{
     broker::{DynSource, SourceStatus},
-    contain::Contained,
     error::Error,
     outcome::Outcome,
     pipeline::{
@@ -330,7 +329,7 @@ async fn stop_in_time(
     timeout: Duration,
 ) -> bool {
     tokio::select! {
-        () = signalled("shutdown", shutdown) => stop.drain.cancel(),
+        () = signalled(shutdown) => stop.drain.cancel(),
         () = stop.drain.cancelled() => {}
     }
     tokio::select! {
@@ -339,20 +338,17 @@ async fn stop_in_time(
             stop.now.cancel();
             false
         }
-        () = signalled("abort", abort) => {
+        () = signalled(abort) => {
             stop.now.cancel();
             true
         }
     }
 }
 
-/// Waits for a future of the program's that says when to stop. One that panics will never say it, so that says it too.
-async fn signalled(what: &'static str, signal: Option<builder::Signal>) {
-    let Some(signal) = signal else {
-        return std::future::pending().await;
-    };
-    if let Err(panic) = Contained::new("the future that stops the inbox", signal).await {
-        tracing::error!(error = panic, "the future `{what}` panicked; the inbox stops");
+async fn signalled(signal: Option<builder::Signal>) {
+    match signal {
+        Some(signal) => signal.await,
+        None => std::future::pending().await,
     }
 }
 
