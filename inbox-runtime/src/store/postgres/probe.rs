@@ -49,10 +49,10 @@ async fn write(store: &PostgresStore) -> Result<(), StoreError> {
         }
         Err(error) => return Err(errors::own(error)),
     };
-    conn.rollback().await.map_err(errors::own)?;
     if read_only {
+        // The connection is closed: it would keep the setting that it was made with.
         let why = "default_transaction_read_only is on for this server, database or role";
         return Err(StoreError::Unavailable(why.into()));
     }
-    Ok(())
+    conn.rollback().await.map_err(errors::own)
 }
