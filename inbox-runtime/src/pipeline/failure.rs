@@ -303,10 +303,10 @@ impl<S: Store> Case<'_, S> {
         if let Err(cause) = self.pipeline.store.probe().await {
             return self.blocked(&format!("{}: {why}", text(&cause))).await;
         }
-        if error.verdict() != Verdict::Retry {
-            return self.failed(error).await;
-        }
-        let strike = strike(&self.pipeline.strikes, &self.key);
+        let strike = match error.verdict() {
+            Verdict::Retry => strike(&self.pipeline.strikes, &self.key),
+            Verdict::RetryAfter(_) | Verdict::Permanent => Strikeout::Counts,
+        };
         if strike == Strikeout::Counts {
             return self.failed(error).await;
         }

@@ -99,10 +99,12 @@ pub(super) async fn commit_and_begin<F: Future<Output = bool>>(
     cancel: impl Fn() -> F,
 ) -> Result<Answer, CommitError> {
     let prepares = request.claim.is_some() && !*request.prepared;
+    // Zero would ask all the time.
+    let wait = request.wait.max(Duration::from_millis(1));
     let mut answers = sqlx::raw_sql(AssertSqlSafe(request.text())).fetch_many(conn);
     let (mut done, mut sealed, mut xid, mut cancelled) = (0, None, None, false);
     let next = loop {
-        let answer = match tokio::time::timeout(request.wait, answers.try_next()).await {
+        let answer = match tokio::time::timeout(wait, answers.try_next()).await {
             Ok(answer) => answer,
             Err(_) => {
                 cancelled |= request.claim.is_some() && cancel().await;
@@ -201,5 +203,6 @@ mod tests {
         assert!(sql.contains("decode('62696c6c696e67', 'hex')"), "{sql}");
         assert!(sql.contains("decode('6127293b2044524f50"), "{sql}");
         assert!(sql.contains("2d2d5cc3a9'"), "{sql}");
+        assert!(sql.contains(", -7)"), "{sql}");
     }
 }

@@ -124,14 +124,13 @@ impl PostgresSession {
                 row.try_get::<String, _>(2)?,
                 row.try_get::<Option<String>, _>(3)?,
                 row.try_get::<Option<String>, _>(4)?,
-                row.try_get::<bool, _>(5)?,
             ))
         };
-        let (pid, isolation, read_only, schema, restore, veto) = asked.await.map_err(errors::own)?;
+        let (pid, isolation, read_only, schema, restore) = asked.await.map_err(errors::own)?;
         self.pid = pid;
         self.named.seal = named;
         self.read_committed = isolation == "read committed";
-        self.store.shared.found(schema.as_deref(), veto);
+        self.store.shared.found(schema.as_deref());
         refuse_read_only(&read_only)?;
         if let Some(restore) = restore {
             // The pool, or the program, has set something on its connections: it is kept.
@@ -421,8 +420,8 @@ impl Session for PostgresSession {
 }
 
 /// What a session must know of its connection, in one row: the process that serves it, the isolation and whether the server
-/// wants writes; the schema of the inbox's tables, quoted; what was set on the session before it was lent, as calls that set
-/// it again; and whether a COMMIT of a handler's own is refused.
+/// wants writes; the schema of the inbox's tables, quoted; and what was set on the session before it was lent, as calls that set
+/// it again.
 ///
 /// Settings of one's own kind (`app.tenant`) are not listed by PostgreSQL.
 const LEARN: &str = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation'), \
@@ -431,11 +430,10 @@ const LEARN: &str = "SELECT pg_backend_pid(), current_setting('default_transacti
         SELECT name, current_setting(name) AS setting FROM pg_settings WHERE source = 'session' \
             AND context IN ('user', 'superuser') AND name NOT IN ('role', 'session_authorization', \
             'default_transaction_read_only', 'transaction_read_only', 'transaction_isolation', 'transaction_deferrable') \
-        UNION ALL SELECT 'role', current_setting('role') WHERE current_setting('role') <> 'none') AS kept), \
-    EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('inbox_events') AND tgname = 'inbox_guard' \
-        AND tgenabled IN ('O', 'A'))";
+        UNION ALL SELECT 'role', current_setting('role') WHERE current_setting('role') <> 'none') AS kept)";
 
-fn refuse_read_only(setting: &str) -> Result<(), StoreError> {
+/// Whether the server, the database or the role wants no writes, by what `default_transaction_read_only` was before ours.
+pub(super) fn refuse_read_only(setting: &str) -> Result<(), StoreError> {
     if setting == "on" {
         let why = "default_transaction_read_only is on for this server, database or role";
         return Err(StoreError::Unavailable(why.into()));

@@ -56,17 +56,14 @@ struct Shared {
     pooler: AtomicBool,
     /// A handler deallocates prepared statements, ours among them: do without.
     plain: AtomicBool,
-    /// A COMMIT that isn't the runtime's is refused.
-    veto: AtomicBool,
     /// With the schema that the first session found.
     statements: OnceLock<Arc<Statements>>,
 }
 
 impl Shared {
     /// Notes what a session has found, of which the first one's schema holds: a handler may send the `search_path` elsewhere.
-    fn found(&self, schema: Option<&str>, veto: bool) {
+    fn found(&self, schema: Option<&str>) {
         self.statements.get_or_init(|| Arc::new(Statements::new(schema)));
-        self.veto.store(veto, Ordering::Relaxed);
     }
 
     fn statements(&self) -> Arc<Statements> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{PostgresStore, code, errors, statements::first};
+use super::{PostgresStore, claim::refuse_read_only, code, errors, statements::first};
 use crate::store::StoreError;
 
 /// How long a probe may take: a server that doesn't answer can't be used.
@@ -28,10 +28,10 @@ async fn write(store: &PostgresStore) -> Result<(), StoreError> {
     // The group can be nobody's.
     let sql = format!(
         "SET LOCAL lock_timeout = {wait}; INSERT INTO {events} (consumer_group, message_id, fingerprint) \
-         VALUES (' ', pg_current_xact_id()::text, 0) RETURNING current_setting('default_transaction_read_only') = 'on'"
+         VALUES (' ', pg_current_xact_id()::text, 0) RETURNING current_setting('default_transaction_read_only')"
     );
     let written = first(&mut conn, sql).await;
-    let read_only = match written {
+    let read_only: String = match written {
         Ok(row) => sqlx::Row::try_get(&row, 0).map_err(errors::own)?,
         Err(error) if code(&error).as_deref() == Some("55P03") => {
             let why = format!(
@@ -49,10 +49,7 @@ async fn write(store: &PostgresStore) -> Result<(), StoreError> {
         }
         Err(error) => return Err(errors::own(error)),
     };
-    if read_only {
-        // The connection is closed: it would keep the setting that it was made with.
-        let why = "default_transaction_read_only is on for this server, database or role";
-        return Err(StoreError::Unavailable(why.into()));
-    }
+    // Refused, the connection is closed: it would keep the setting that it was made with.
+    refuse_read_only(&read_only)?;
     conn.rollback().await.map_err(errors::own)
 }

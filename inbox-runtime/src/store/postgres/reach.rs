@@ -1,5 +1,5 @@
-//! The first contact with a server: whether it answers, whether waiting helps where it doesn't, whether a pooler stands
-//! before it, and whether the inbox can write.
+//! The first contact with a server: whether it answers, whether waiting helps where it doesn't, and whether a pooler
+//! stands before it.
 
 use std::{error::Error as StdError, sync::atomic::Ordering, time::Duration};
 
