@@ -39,7 +39,7 @@ use crate::{args::Args, errors::Errors, model::Handler};
 /// | `ack` | `"exactly_once"`, `"at_least_once"`, `"at_most_once"` | `"exactly_once"` |
 /// | `commit` | with `ack = "at_least_once"`: `"on_success"`, `"on_persist"` | `"on_success"` |
 /// | `id` | `"header:NAME"`, `"json:/pointer"`, `"position"` | the usual headers, else the position |
-/// | `start` | `"first"`, `"new"` | `"first"` |
+/// | `start` | `"first"`, `"new"`, `"2026-01-31T00:00:00Z"` (UTC), `"sequence:1234"` | `"first"` |
 /// | `timeout` | a duration, as in `"30s"` | `"5m"` |
 /// | `max_attempts` | a number from 1, or `"unlimited"` | `20` |
 /// | `backoff` | two durations, as in `"1s..5m"`, or one | `"1s..5m"` |

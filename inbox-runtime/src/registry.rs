@@ -1,6 +1,10 @@
 //! What an annotated function registers: its metadata and how to decode its arguments.
 
-use std::{fmt, panic::Location, time::Duration};
+use std::{
+    fmt,
+    panic::Location,
+    time::{Duration, SystemTime},
+};
 
 use crate::{
     bound::Bound,
@@ -54,21 +58,34 @@ pub enum IdSource {
 
 /// Where a group that the broker doesn't know yet begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StartPosition {
     /// At the first message that the broker still has. The default.
     #[default]
     First,
-    /// Behind the last message at the time the group is made.
+    /// Behind the last message at the time the group is made. A group of which the database has records has been there before:
+    /// if the broker has lost its place, it begins at the first message, so that nothing is skipped.
     New,
+    /// At the first message that was published at that time or later, in milliseconds since 1970.
+    Time(i64),
+    /// At that sequence of the stream (from 1). Only NATS and the embedded broker number their messages so.
+    Sequence(u64),
 }
 
-impl StartPosition {
-    /// The position as it is written in the attribute.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::First => "first",
-            Self::New => "new",
+impl fmt::Display for StartPosition {
+    /// As it is written in the attribute.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::First => f.write_str("first"),
+            Self::New => f.write_str("new"),
+            Self::Time(millis) => match u64::try_from(millis) {
+                Ok(millis) => {
+                    let time = SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+                    write!(f, "{}", humantime::format_rfc3339_millis(time))
+                }
+                Err(_) => f.write_str("1970-01-01T00:00:00Z"),
+            },
+            Self::Sequence(sequence) => write!(f, "sequence:{sequence}"),
         }
     }
 }

@@ -83,6 +83,16 @@ impl WorkerCommand {
             .fold(command, |command, (name, value)| command.env(name, value))
     }
 
+    /// It takes the place of the worker of that name that was there before, however long the broker would have waited for that
+    /// one.
+    #[must_use]
+    pub fn in_place<B: TestBroker, D: TestDatabase>(self, world: &World<B, D>, name: &str) -> Self {
+        let variables = world.broker.member(name);
+        variables
+            .iter()
+            .fold(self, |command, (name, value)| command.env(name, value))
+    }
+
     /// Sets a variable of its environment.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
@@ -215,6 +225,12 @@ impl Worker {
         }
     }
 
+    /// How often handlers began so far.
+    #[must_use]
+    pub fn runs_so_far(&self) -> usize {
+        runs(&self.said.lines())
+    }
+
     /// Whether it has ended.
     ///
     /// # Panics
@@ -286,10 +302,14 @@ impl Ended {
     /// How often handlers began.
     #[must_use]
     pub fn all_runs(&self) -> usize {
-        self.count("run ")
+        runs(&self.said)
     }
 
     fn count(&self, beginning: &str) -> usize {
         self.said.iter().filter(|line| line.starts_with(beginning)).count()
     }
+}
+
+fn runs(said: &[String]) -> usize {
+    said.iter().filter(|line| line.starts_with("run ")).count()
 }

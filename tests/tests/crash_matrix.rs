@@ -120,10 +120,12 @@ impl Play {
     }
 
     fn worker<B: TestBroker, D: TestDatabase>(&self, world: &World<B, D>) -> WorkerCommand {
-        WorkerCommand::on(env!("CARGO_BIN_EXE_worker"), Mode::Run, world, self.group).script(match self.message {
-            "fail" => "m1=fail",
-            _ => "ok",
-        })
+        WorkerCommand::on(env!("CARGO_BIN_EXE_worker"), Mode::Run, world, self.group)
+            .in_place(world, "the-only-one")
+            .script(match self.message {
+                "fail" => "m1=fail",
+                _ => "ok",
+            })
     }
 
     async fn left<B: TestBroker, D: TestDatabase>(&self, world: &World<B, D>) -> u64 {

@@ -8,7 +8,7 @@ use inbox_runtime::{
 };
 use inbox_tests::{
     Settled, TestBroker, TestDatabase, World, eventually,
-    process::{Mode, Signal, WorkerCommand, long},
+    process::{Mode, Signal, Worker, WorkerCommand, long},
     process_suite,
 };
 
@@ -32,6 +32,7 @@ async fn a_handler_that_aborts_the_process_ends_in_the_dead_letter<B: TestBroker
     let (mut deaths, mut runs) = (0, 0);
     loop {
         let mut worker = WorkerCommand::on(WORKER, Mode::Run, &world, "billing")
+            .in_place(&world, "the-only-one")
             .ack_wait(Duration::from_millis(500))
             .script("m1=abort")
             .start();
@@ -74,6 +75,7 @@ async fn deaths<B: TestBroker, D: TestDatabase>(world: &World<B, D>, group: &str
     let mut deaths = 0;
     loop {
         let mut worker = WorkerCommand::on(WORKER, Mode::Run, world, group)
+            .in_place(world, "the-only-one")
             .ack_wait(Duration::from_millis(500))
             .script(script)
             .start();
@@ -144,23 +146,31 @@ async fn b18_random_kills_and_failures_leave_every_effect_once<B: TestBroker, D:
     for number in 0..count {
         world.publish(&format!("m{number}")).await;
     }
-    let start = || {
+    let start = |slot: usize| {
         WorkerCommand::on(WORKER, Mode::Run, &world, "audit")
+            .in_place(&world, &format!("worker-{slot}"))
             .ack_wait(Duration::from_secs(1))
             .script("fail:0.2")
             .start()
     };
-    let mut workers = vec![start(), start(), start()];
-    let deadline = Instant::now() + Duration::from_secs(if long() { 600 } else { 120 });
-    let (mut kills, mut runs) = (0, 0);
+    let mut workers: Vec<_> = (0..3).map(start).collect();
+    let deadline = Instant::now() + Duration::from_secs(if long() { 900 } else { 300 });
+    // `seen`: the runs at the last kill.
+    let (mut kills, mut runs, mut seen) = (0, 0, 0);
     while world.broker.settled("audit", ">").await != Some(Settled::ALL) {
         assert!(
             Instant::now() < deadline,
             "not done after {kills} kills and {runs} runs"
         );
         tokio::time::sleep(B::KILLS).await;
+        // However slow the machine is, something is done between two kills.
+        let so_far = runs + workers.iter().map(Worker::runs_so_far).sum::<usize>();
+        if so_far == seen {
+            continue;
+        }
+        seen = so_far;
         let victim = fastrand::usize(..workers.len());
-        let ended = std::mem::replace(&mut workers[victim], start()).kill().await;
+        let ended = std::mem::replace(&mut workers[victim], start(victim)).kill().await;
         assert!(ended.killed_by(Signal::KILL), "{ended:#?}");
         kills += 1;
         runs += ended.all_runs();

@@ -73,6 +73,9 @@ pub(crate) enum Id {
 pub(crate) enum Start {
     First,
     New,
+    /// In milliseconds since 1970.
+    Time(i64),
+    Sequence(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -52,6 +52,35 @@ fn ack_and_commit_make_one_strategy() {
 }
 
 #[test]
+fn starts_are_read() {
+    let start = |more| args(more).start;
+    assert_eq!(start(quote!(start = "first")), Some(Start::First));
+    assert_eq!(start(quote!(start = "new")), Some(Start::New));
+    assert_eq!(
+        start(quote!(start = "2026-01-31T00:00:00Z")),
+        Some(Start::Time(1_769_817_600_000))
+    );
+    assert_eq!(
+        start(quote!(start = "1970-01-01T00:00:00.250Z")),
+        Some(Start::Time(250))
+    );
+    assert_eq!(start(quote!(start = "sequence:7")), Some(Start::Sequence(7)));
+    for wrong in [
+        "2026-01-31",
+        "2026-01-31T00:00:00+01:00",
+        "2026-13-01T00:00:00Z",
+        "1769817600",
+    ] {
+        let said = errors(quote!(start = #wrong));
+        assert!(said.len() == 1 && said[0].contains("is not a time in UTC"), "{said:?}");
+    }
+    for wrong in ["sequence:", "sequence:0", "sequence:-1", "sequence:x"] {
+        let said = errors(quote!(start = #wrong));
+        assert!(said.len() == 1 && said[0].contains("a whole number from 1"), "{said:?}");
+    }
+}
+
+#[test]
 fn ids_are_read() {
     let id = |more| args(more).id;
     assert_eq!(id(quote!(id = "position")), Some(Id::Position));

@@ -1,5 +1,7 @@
 //! Reads the value of each key. Every error says what to write instead.
 
+use std::time::SystemTime;
+
 use syn::{Expr, ExprPath, Lit, LitBool, LitStr, Path};
 
 use super::{
@@ -31,8 +33,36 @@ pub(crate) fn commit(value: &Expr) -> syn::Result<Commit> {
 }
 
 pub(crate) fn start(value: &Expr) -> syn::Result<Start> {
+    let literal = string(value, &suggest::START)?;
+    let text = literal.value();
+    let wrong = |message: String| Err(syn::Error::new(literal.span(), message));
+    if let Some(number) = text.strip_prefix("sequence:") {
+        return match number.parse() {
+            Ok(0) | Err(_) => wrong("a sequence is a whole number from 1, as in \"sequence:1234\"".to_owned()),
+            Ok(sequence) => Ok(Start::Sequence(sequence)),
+        };
+    }
+    if text.starts_with(|c: char| c.is_ascii_digit()) {
+        return match time(&text) {
+            Some(millis) => Ok(Start::Time(millis)),
+            None => wrong(format!(
+                "`{}` is not a time in UTC; write it as in \"2026-01-31T00:00:00Z\", from 1970 on",
+                text.escape_debug()
+            )),
+        };
+    }
     let words = [("first", Start::First), ("new", Start::New)];
-    word(&string(value, &suggest::START)?, "start position", &words)
+    word(&literal, "start position", &words).map_err(|error| {
+        let more = "or a time (`2026-01-31T00:00:00Z`) or a sequence of the stream (`sequence:1234`)";
+        syn::Error::new(literal.span(), format!("{error}, {more}"))
+    })
+}
+
+/// A time in milliseconds since 1970.
+fn time(text: &str) -> Option<i64> {
+    let time = humantime::parse_rfc3339(text).ok()?;
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    i64::try_from(since.as_millis()).ok()
 }
 
 pub(crate) fn id(value: &Expr) -> syn::Result<Id> {

@@ -152,6 +152,8 @@ fn meta(args: &Args, handler: &Handler) -> TokenStream {
         args.start.map(|start| match start {
             Start::First => quote!(.start(__inbox::StartPosition::First)),
             Start::New => quote!(.start(__inbox::StartPosition::New)),
+            Start::Time(millis) => quote!(.start(__inbox::StartPosition::Time(#millis))),
+            Start::Sequence(sequence) => quote!(.start(__inbox::StartPosition::Sequence(#sequence))),
         }),
         args.timeout.map(|millis| quote!(.timeout_millis(#millis))),
         args.max_attempts.map(|limit| match limit {

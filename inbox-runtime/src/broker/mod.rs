@@ -61,6 +61,9 @@ pub struct Subscription {
     pub subject: String,
     /// Where a group that isn't known yet begins.
     pub start: StartPosition,
+    /// Whether the database has records of the group. A place that the broker doesn't have is lost then, not new: `start = "new"`
+    /// would skip what came meanwhile.
+    pub known: bool,
     /// How long a delivery stays leased without a sign of life.
     pub ack_wait: Duration,
     /// How many deliveries may be out at a time.
@@ -81,6 +84,7 @@ impl Subscription {
             group: group.into(),
             subject: subject.into(),
             start: StartPosition::First,
+            known: false,
             ack_wait: ACK_WAIT,
             max_in_flight: 1,
             timeout: Duration::from_secs(300),
@@ -93,6 +97,13 @@ impl Subscription {
     #[must_use]
     pub fn start(mut self, start: StartPosition) -> Self {
         self.start = start;
+        self
+    }
+
+    /// Sets whether the database has records of the group.
+    #[must_use]
+    pub fn known(mut self, known: bool) -> Self {
+        self.known = known;
         self
     }
 
@@ -234,6 +245,25 @@ pub enum BrokerError {
         #[source]
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
+    /// The broker refuses this message and would again: it is too large, its subject, key or a header is not allowed, or the
+    /// right to publish to its subject is missing.
+    #[error("the broker refused the message: {message}")]
+    Refused {
+        /// What it refused, and what to do instead.
+        message: String,
+        /// The broker's own words.
+        #[source]
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    },
+    /// The broker can't take the message now, though it answers: its stream has no leader, or is full and discards nothing.
+    #[error("the broker can't take the message now: {message}")]
+    NotNow {
+        /// What was tried.
+        message: String,
+        /// The broker's own words.
+        #[source]
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    },
     /// The lease of a delivery has passed on: the message was delivered to somebody else again, or is settled.
     #[error("the lease of {position} has passed on: the message was delivered again, or is settled")]
     LeaseLost {
@@ -254,6 +284,24 @@ impl BrokerError {
     #[must_use]
     pub fn unavailable(message: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::Unavailable {
+            message: message.into(),
+            source: Some(source.into()),
+        }
+    }
+
+    /// A message that the broker doesn't take and never will.
+    #[must_use]
+    pub fn refused(message: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::Refused {
+            message: message.into(),
+            source: Some(source.into()),
+        }
+    }
+
+    /// A message that the broker may take later.
+    #[must_use]
+    pub fn not_now(message: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::NotNow {
             message: message.into(),
             source: Some(source.into()),
         }

@@ -15,7 +15,7 @@ use crate::{
     broker::DynSource,
     error::Error,
     pipeline::{Alone, StrandedReplays, text, worker::Stop},
-    registry::Backoff,
+    registry::{Backoff, StartPosition},
     store::{ConnectError, Migrate, MigrateError, StoreError, detached::Detached, kind::Shared},
     tally::Tally,
 };
@@ -160,10 +160,11 @@ async fn prepare(plan: Plan, shared: &Shared, life: &Life) -> Result<Prepared, E
     let prepared = once.map(|(_, database)| prepare_database(database, plan.migrate, life));
     let described = try_join_all(prepared).await?;
     descriptions.extend(described.into_iter().flatten());
-    let sources = plan
-        .broker
-        .subscribe(subscriptions(&plan.handlers, plan.ack_wait))
-        .await?;
+    let mut subscriptions = subscriptions(&plan.handlers, plan.ack_wait);
+    for (planned, subscription) in plan.handlers.iter().zip(&mut subscriptions) {
+        subscription.known = knows(planned, &plan.databases, life).await;
+    }
+    let sources = plan.broker.subscribe(subscriptions).await?;
     let (lines, watched) = lines(plan.handlers, sources, &plan.databases, shared, plan.stall_after);
     Ok(Prepared {
         lines,
@@ -171,6 +172,30 @@ async fn prepare(plan: Plan, shared: &Shared, life: &Life) -> Result<Prepared, E
         descriptions,
         shutdown_timeout: plan.shutdown_timeout,
     })
+}
+
+/// Whether the handler's database has records of its group, which is asked only where it makes a difference.
+async fn knows(planned: &Planned, databases: &[Database], life: &Life) -> bool {
+    let kind = planned.entry.store();
+    let database = databases.iter().find(|database| database.kind == kind);
+    let Some(database) = database.filter(|_| planned.meta.start == StartPosition::New) else {
+        return false;
+    };
+    let mut tries = 0;
+    loop {
+        let why = match within(ANSWER, database.records.knows(planned.meta.group)).await {
+            Ok(Ok(known)) => {
+                life.goes_on(&database.label);
+                return known;
+            }
+            Ok(Err(error)) => text(&error),
+            Err(Setback::Passing(why)) => why,
+            Err(Setback::Lasting(error)) => error.to_string(),
+        };
+        life.waits(&database.label, why);
+        tries += 1;
+        tokio::time::sleep(BACKOFF.first.max(BACKOFF.delay(tries))).await;
+    }
 }
 
 /// Why a database can't be used yet.
@@ -253,7 +278,7 @@ fn lines(
             group = meta.group,
             subject,
             ack = meta.ack.as_str(),
-            start = meta.start.as_str(),
+            start = %meta.start,
             place = meta.place(),
             "a handler is ready"
         );

@@ -31,7 +31,12 @@ impl<S: Store> Case<'_, S> {
             claims: self.claims(),
             replay: self.job.replay.is_some(),
         };
-        let begun = self.pipeline.records.begin_attempt(&self.key, limit).await;
+        let mut begun = self.pipeline.records.begin_attempt(&self.key, limit).await;
+        if let Ok(Attempts::Handled(kept)) = begun
+            && self.is_another(kept)
+        {
+            begun = self.pipeline.records.begin_attempt(&self.key, limit).await;
+        }
         if let Ok(Attempts::Begun(before)) = begun {
             self.job.noted = Some(before);
         }

@@ -205,8 +205,10 @@ impl<S: Store> Case<'_, S> {
     /// What becomes of a message that can't be handled if the inbox has it, whatever else is wrong with it, or can't be
     /// asked. `None` if it hasn't.
     async fn settled_by_the_inbox(&mut self) -> Option<Done> {
-        let id = self.id.as_deref().filter(|_| self.claims())?;
-        match self.pipeline.records.handled(self.meta().group, id).await {
+        let id = self.id.clone().filter(|_| self.claims())?;
+        match self.pipeline.records.handled(self.meta().group, &id).await {
+            // Under its own id it is asked for once more, as often as that.
+            Ok(Some(kept)) if self.is_another(kept) => Box::pin(self.settled_by_the_inbox()).await,
             Ok(Some(kept)) => Some(self.duplicate(kept).await),
             Ok(None) => None,
             Err(error) => Some(self.deferred(&text(&error)).await),

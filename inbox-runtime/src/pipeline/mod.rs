@@ -51,6 +51,7 @@ mod pace;
 mod queue;
 mod refusal;
 pub(crate) mod replay;
+mod reused;
 mod running;
 mod settling;
 mod stranded;
@@ -455,6 +456,7 @@ impl<S: Store> Case<'_, S> {
                 }
             }
             match self.attempt(session, bound, next).await {
+                Attempt::Duplicate(kept) if self.is_another(kept) => {}
                 Attempt::Again(_) | Attempt::Stale(_)
                     if round < ROUNDS && self.meta().ack != AckStrategy::AtMostOnce => {}
                 attempt => return self.conclude(attempt).await,

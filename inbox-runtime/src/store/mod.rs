@@ -391,6 +391,9 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// The database's version and the settings that matter, for the start report.
     fn describe(&self) -> BoxFuture<'_, Result<String, StoreError>>;
 
+    /// Whether there is a record of the group: a message that it has handled, an attempt or a dead letter.
+    fn knows<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Result<bool, StoreError>>;
+
     /// Whether the group has handled that message, and its fingerprint then. An id that the database can't store is none that
     /// was handled.
     fn handled<'a>(

@@ -186,6 +186,21 @@ macro_rules! records {
                 self.store.file()
             }
 
+            fn knows<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
+                Box::pin(async move {
+                    let mut reader = self.store.reader().await?;
+                    let statement = sqlx::query_scalar(
+                        "SELECT EXISTS (SELECT 1 FROM inbox_events WHERE consumer_group = $1) OR EXISTS (SELECT 1 FROM \
+                         inbox_dead_letters WHERE consumer_group = $1) OR EXISTS (SELECT 1 FROM inbox_attempts WHERE \
+                         consumer_group = $1)",
+                    );
+                    let known = statement.persistent(false).bind(group).fetch_one(&mut *reader.conn).await;
+                    let known = known.map_err(trouble)?;
+                    reader.done().await?;
+                    Ok(known)
+                })
+            }
+
             fn handled<'a>(
                 &'a self,
                 group: &'a str,

@@ -401,7 +401,7 @@ impl TestBroker for KafkaCluster {
     // A partition goes to another consumer when that one joins, or this one is gone.
     const LEASES: bool = false;
     // A member that was killed is missed after its session, and kills at shorter intervals are one long rebalance.
-    const KILLS: Duration = Duration::from_millis(2500);
+    const KILLS: Duration = Duration::from_millis(1000);
 
     async fn spread(&self, subject: &str) {
         let topic = format!("{}{subject}", self.prefix);
@@ -448,6 +448,13 @@ impl TestBroker for KafkaCluster {
             (format!("INBOX_KAFKA_{name}"), (*value).to_owned())
         };
         PROPERTIES.iter().map(variable).collect()
+    }
+
+    /// A static member keeps its partitions while it is away, and has no need to be quick.
+    fn member(&self, name: &str) -> Vec<(String, String)> {
+        [("GROUP_INSTANCE_ID", name), ("SESSION_TIMEOUT_MS", "60000")]
+            .map(|(property, value)| (format!("INBOX_KAFKA_{property}"), value.to_owned()))
+            .to_vec()
     }
 
     async fn pass(&self, time: Duration) {

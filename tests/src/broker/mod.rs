@@ -82,6 +82,12 @@ pub trait TestBroker: Clone + Send + Sync + 'static {
         Vec::new()
     }
 
+    /// What lets another process take the place of the one before it of that name, where the broker would wait for that one.
+    fn member(&self, name: &str) -> Vec<(String, String)> {
+        let _ = name;
+        Vec::new()
+    }
+
     /// Lets time pass on the broker, so that leases run out and what waits for its back-off comes: by its test clock where
     /// it has one.
     async fn pass(&self, time: Duration);

@@ -288,7 +288,7 @@ impl Broker for Embedded {
                 ..
             } = subscription;
             if opened.made {
-                let (start, position) = (start.as_str(), opened.position);
+                let (start, position) = (start.to_string(), opened.position);
                 tracing::info!(group, subject, start, position, "a new durable consumer begins");
             } else {
                 tracing::debug!(group, subject, position = opened.position, "a durable consumer goes on");

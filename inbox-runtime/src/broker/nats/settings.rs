@@ -208,8 +208,8 @@ fn begin(config: &mut Map<String, Value>, wish: &Subscription, stream: &StreamIn
         }
         // All of a stream that was made anew came while we were subscribed.
         Some(_) => ("all", "with the first message of the new stream".to_owned()),
-        None if wish.start == StartPosition::New && !queue => ("new", StartPosition::New.as_str().to_owned()),
-        None => ("all", StartPosition::First.as_str().to_owned()),
+        None if wish.start == StartPosition::New && !queue => ("new", StartPosition::New.to_string()),
+        None => ("all", StartPosition::First.to_string()),
     };
     config.insert("deliver_policy".to_owned(), json!(policy));
     words
