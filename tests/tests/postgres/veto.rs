@@ -1,12 +1,12 @@
 //! A handler that ends the transaction that it was lent: the commit is refused, and nothing of the message stays.
 
-use inbox_runtime::{Inbox, Outcome};
+use inbox_runtime::{Inbox, Outcome, sqlx};
 use inbox_tests::{Step, TestDatabase, eventually, servers::PgBouncer};
 
 use crate::{World, shared, world_with};
 
 /// What handlers do to the transaction. Each but the last two ends it.
-const ENDS: [&str; 11] = [
+const ENDS: [&str; 12] = [
     "COMMIT",
     "COMMIT; BEGIN",
     "COMMIT AND CHAIN",
@@ -14,7 +14,8 @@ const ENDS: [&str; 11] = [
     "ROLLBACK; BEGIN",
     "SAVEPOINT mine; INSERT INTO effects VALUES ('hasty', 'saved'); RELEASE mine; COMMIT",
     "RESET ALL; COMMIT",
-    "SET inbox.guard = off; COMMIT",
+    "SET TRANSACTION NOT DEFERRABLE; COMMIT",
+    "SET transaction_deferrable = off; COMMIT",
     "DELETE FROM inbox_events; COMMIT",
     "SET CONSTRAINTS ALL IMMEDIATE",
     "SELECT 1/0",
@@ -156,20 +157,23 @@ async fn g02_behind_a_transaction_pooler_too() {
 async fn g02_other_sessions_commit_as_they_like() {
     let world = World::new().await;
     inbox_runtime::migrate(&world.database.pool()).await.expect("tables");
-    let mut tx = world.database.begin().await;
-    let claimed = inbox_runtime::claim(&mut *tx, "billing", "by-hand")
-        .await
-        .expect("claimed");
-    assert!(!claimed.is_duplicate());
-    <inbox_tests::PostgresDatabase as TestDatabase>::commit(tx).await;
+    for (id, first) in [("by-hand", "SELECT 1"), ("deferrable", "SET TRANSACTION DEFERRABLE")] {
+        let mut tx = world.database.begin().await;
+        sqlx::raw_sql(first).execute(&mut *tx).await.expect("done");
+        let claimed = inbox_runtime::claim(&mut *tx, "billing", id).await.expect("claimed");
+        assert!(!claimed.is_duplicate());
+        <inbox_tests::PostgresDatabase as TestDatabase>::commit(tx).await;
+    }
     world
         .database
         .exec("INSERT INTO inbox_events (consumer_group, message_id, fingerprint) VALUES ('billing', 'imported', 0)")
         .await;
     let mut inbox = world.inbox(&["billing"]).await;
-    world.publish("by-hand").await;
-    world.publish("imported").await;
-    for _ in 0..2 {
+    let ids = ["by-hand", "deferrable", "imported"];
+    for id in ids {
+        world.publish(id).await;
+    }
+    for _ in ids {
         assert_eq!(inbox_tests::next(&mut inbox).await, Outcome::Duplicate);
     }
 }

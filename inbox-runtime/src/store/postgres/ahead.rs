@@ -1,13 +1,14 @@
 //! The end of a transaction in one simple query: reset, seal, commit, and the next message's claim behind it.
 //!
-//! A simple query takes no arguments, so what comes from a message stands in it as hexadecimal digits and nothing else.
+//! A simple query takes no arguments, so what comes from a message stands in it as letters, digits and a few signs that mean
+//! nothing to a parser, or else as hexadecimal digits.
 
 use std::{fmt::Write, future::Future, time::Duration};
 
 use futures_util::TryStreamExt;
 use sqlx::{AssertSqlSafe, Either, PgConnection, Row};
 
-use super::statements::claim_sql;
+use super::statements::{BEGIN, claim_sql};
 use crate::store::Claim;
 
 /// The message whose claim was made ahead.
@@ -32,7 +33,7 @@ impl Ahead {
 }
 
 /// How many statements are done when the transaction is sealed, when it is committed, and when the next one has begun.
-const SEALED: usize = 2;
+const SEALED: usize = 4;
 const COMMITTED: usize = SEALED + 1;
 const BEGUN: usize = COMMITTED + 1;
 
@@ -147,7 +148,8 @@ impl Request<'_> {
         // Not AND CHAIN: that would keep what a handler has set for its transaction, such as READ ONLY.
         sql.push_str("; COMMIT");
         if self.begins {
-            sql.push_str("; BEGIN READ WRITE");
+            sql.push_str("; ");
+            sql.push_str(BEGIN);
         }
         let Some(claim) = self.claim else { return sql };
         if !*self.prepared {
@@ -157,25 +159,35 @@ impl Request<'_> {
                 claim_sql(self.events)
             );
         }
-        sql.push_str("; EXECUTE inbox_claim (convert_from(decode('");
-        push_hex(&mut sql, claim.group);
-        sql.push_str("', 'hex'), 'UTF8'), convert_from(decode('");
-        push_hex(&mut sql, claim.message_id);
-        let _ = write!(sql, "', 'hex'), 'UTF8'), {})", claim.fingerprint.to_i64());
+        sql.push_str("; EXECUTE inbox_claim (");
+        push_text(&mut sql, claim.group);
+        sql.push_str(", ");
+        push_text(&mut sql, claim.message_id);
+        let _ = write!(sql, ", {})", claim.fingerprint.to_i64());
         sql
     }
 }
 
-/// What stands before a seal on a session that is the worker's own: what the handler has set on it is undone in its own
-/// transaction. The seal sets again what is not the handler's.
-pub(super) const RESET: &str = "RESET ALL; ";
+/// What stands before a seal on a session that is the worker's own: what the handler has left on it (settings, cursors, channels)
+/// is undone in its own transaction. The seal sets again what is not the handler's.
+pub(super) const RESET: &str = "RESET ALL; CLOSE ALL; UNLISTEN *; ";
 
-fn push_hex(sql: &mut String, text: &str) {
+/// A text of a message's: as it is if nothing in it can mean anything to a parser, whatever the server's settings, else in digits.
+fn push_text(sql: &mut String, text: &str) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let plain = |c: u8| c.is_ascii_alphanumeric() || b"-_.:/~@+=, ".contains(&c);
+    if text.bytes().all(plain) {
+        sql.push('\'');
+        sql.push_str(text);
+        sql.push('\'');
+        return;
+    }
+    sql.push_str("convert_from(decode('");
     for byte in text.bytes() {
         sql.push(char::from(DIGITS[usize::from(byte >> 4)]));
         sql.push(char::from(DIGITS[usize::from(byte & 15)]));
     }
+    sql.push_str("', 'hex'), 'UTF8')");
 }
 
 #[cfg(test)]
@@ -184,7 +196,7 @@ mod tests {
     use crate::store::Fingerprint;
 
     #[test]
-    fn nothing_of_a_message_stands_in_the_text_but_digits() {
+    fn nothing_of_a_message_stands_in_the_text_that_a_parser_could_take_for_its_own() {
         let claim = Claim {
             group: "billing",
             message_id: "a'); DROP TABLE inbox_events; --\\\u{e9}",
@@ -200,7 +212,7 @@ mod tests {
         };
         let sql = request.text();
         assert!(!sql.contains("DROP") && !sql.contains('\\'), "{sql}");
-        assert!(sql.contains("decode('62696c6c696e67', 'hex')"), "{sql}");
+        assert!(sql.contains("EXECUTE inbox_claim ('billing', convert_from("), "{sql}");
         assert!(sql.contains("decode('6127293b2044524f50"), "{sql}");
         assert!(sql.contains("2d2d5cc3a9'"), "{sql}");
         assert!(sql.contains(", -7)"), "{sql}");

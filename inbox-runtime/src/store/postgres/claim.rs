@@ -15,7 +15,7 @@ use super::{
     ahead::Ahead,
     begin_pooled, code, errors, is_definite,
     seal::Seal,
-    statements::{CLOSE_WAIT, First, Inserted, cancel, first, within},
+    statements::{BEGIN, CLOSE_WAIT, First, Inserted, cancel, first, within},
     unavailable,
 };
 use crate::{
@@ -111,7 +111,7 @@ impl PostgresSession {
         let named = !self.store.shared.plain.load(Ordering::Relaxed);
         let mut sql = LEARN.to_owned();
         if !self.pooled() {
-            sql.push_str("; SET default_transaction_read_only = on; SET inbox.guard = on");
+            sql.push_str("; SET default_transaction_read_only = on");
         }
         if named {
             sql.push_str(&self.prepare_seal());
@@ -182,15 +182,15 @@ impl PostgresSession {
         let (pooled, parked) = (self.pooled(), self.parked());
         let opened = async {
             if parked {
-                return self.run("BEGIN READ WRITE".to_owned()).await;
+                return self.run(BEGIN.to_owned()).await;
             }
             let conn = self.live()?;
             if !pooled {
-                return conn.begin("BEGIN READ WRITE").await;
+                return conn.begin(BEGIN).await;
             }
-            begin_pooled(conn).await?;
+            begin_pooled(conn, BEGIN).await?;
             // Each transaction may be on another connection of the pooler's.
-            let row = first(conn, "SET LOCAL inbox.guard = on; SELECT pg_backend_pid()".to_owned()).await?;
+            let row = first(conn, "SELECT pg_backend_pid()".to_owned()).await?;
             self.pid = row.try_get(0)?;
             Ok(())
         };
@@ -254,7 +254,7 @@ impl PostgresSession {
     async fn begin_numbered(&mut self) -> Result<Claimed, StoreError> {
         self.look().await?;
         let begun = async {
-            let sql = "BEGIN READ WRITE; SELECT pg_current_xact_id()::text".to_owned();
+            let sql = format!("{BEGIN}; SELECT pg_current_xact_id()::text");
             first(self.live()?, sql).await?.try_get(0)
         };
         match begun.await {
@@ -398,7 +398,7 @@ impl Session for PostgresSession {
             if self.pooled() {
                 return Ok(());
             }
-            let mut sql = "RESET default_transaction_read_only; RESET inbox.guard".to_owned();
+            let mut sql = "RESET default_transaction_read_only".to_owned();
             if self.named.seal {
                 sql.push_str("; DEALLOCATE inbox_seal");
             }

@@ -40,7 +40,7 @@ pub(super) async fn migrate(pool: &PgPool, mode: Migrate) -> Result<(), MigrateE
         return Ok(());
     }
     // There may be a transaction pooler, and if there is none, it is done once.
-    begin_pooled(&mut conn).await.map_err(failed)?;
+    begin_pooled(&mut conn, "BEGIN").await.map_err(failed)?;
     let ready = make_or_check(&mut conn, mode).await;
     // What was prepared by name must not stay behind on a connection that others use.
     if ready.is_ok() {

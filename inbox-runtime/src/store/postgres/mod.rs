@@ -169,8 +169,8 @@ impl Writer {
 
 /// Opens a transaction on a connection behind a transaction pooler, on whichever connection to the server is free: the
 /// prepared statements of this client's last transaction may not be there, and those of other clients may be.
-async fn begin_pooled(conn: &mut TxConnection<Postgres>) -> sqlx::Result<()> {
-    conn.begin("BEGIN").await?;
+async fn begin_pooled(conn: &mut TxConnection<Postgres>, begin: &'static str) -> sqlx::Result<()> {
+    conn.begin(begin).await?;
     conn.clear_cached_statements().await?;
     sqlx::raw_sql("DEALLOCATE ALL").execute(&mut **conn).await?;
     Ok(())
@@ -230,7 +230,7 @@ impl Store for PostgresStore {
         if transaction::depth::<Postgres>(conn) == 0 {
             return Err(ClaimError::NoTransaction);
         }
-        match statements::insert(conn, &Statements::new(None), claim, false).await {
+        match statements::insert(conn, &Statements::by_hand(), claim, false).await {
             Ok(inserted) => Ok(inserted.claimed),
             Err(error) if errors::is_of_the_message(&error) => Err(ClaimError::Invalid(format!(
                 "the database can't store the message's id: {error}"

@@ -6,6 +6,10 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, postgres::PgRow
 
 use crate::store::{Claim, Claimed, Fingerprint};
 
+/// How a handler's transaction begins: it may write where the session may not, and the commit veto knows it by its being
+/// deferrable, which means nothing else to a transaction that writes.
+pub(super) const BEGIN: &str = "BEGIN READ WRITE, DEFERRABLE";
+
 /// How long closing a connection may take: the server may be gone.
 pub(super) const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// How long it may take to have a statement cancelled, which needs a connection of its own.
@@ -26,8 +30,17 @@ impl Statements {
     /// For a table of the schema whose name is quoted so, or of the one that the `search_path` finds.
     pub(super) fn new(schema: Option<&str>) -> Self {
         let events = schema.map_or_else(|| "inbox_events".to_owned(), |schema| format!("{schema}.inbox_events"));
+        Self::on(events, "xid")
+    }
+
+    /// For a transaction of somebody else's, which may commit as it likes, though it be deferrable.
+    pub(super) fn by_hand() -> Self {
+        Self::on("inbox_events".to_owned(), "set_config('inbox.sealed', xid, true)")
+    }
+
+    fn on(events: String, xid: &str) -> Self {
         let insert = format!(
-            "WITH claim AS ({}) SELECT (SELECT xid FROM claim), CASE WHEN EXISTS (SELECT FROM claim) THEN NULL ELSE \
+            "WITH claim AS ({}) SELECT (SELECT {xid} FROM claim), CASE WHEN EXISTS (SELECT FROM claim) THEN NULL ELSE \
              (SELECT fingerprint FROM {events} WHERE consumer_group = $1 AND message_id = $2) END",
             claim_sql(&events)
         );
