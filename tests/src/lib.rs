@@ -33,14 +33,16 @@ pub use probe::{Call, Fragile, Latch, Order, Probe, Step};
 pub use script::Script;
 pub use world::{World, eventually, in_time, next, nothing_more};
 
-/// As [`suite!`], for tests that need other processes: the pairs that those can reach.
+/// As [`lean_suite!`], for tests that need other processes: the pairs that those can reach.
 #[macro_export]
 macro_rules! process_suite {
     ($($(#[$attribute:meta])* $name:ident),+ $(,)?) => {
         $crate::suite!(@pair embedded_sqlite, $crate::EmbeddedFile, $crate::SqliteFile, $($(#[$attribute])* $name),+);
-        #[cfg(feature = "postgres")]
+        $crate::suite!(@servers_postgres $($(#[$attribute])* $name),+);
+        #[cfg(all(feature = "all-pairs", feature = "postgres"))]
         $crate::suite!(@pair embedded_postgres, $crate::EmbeddedFile, $crate::PostgresDatabase, $($(#[$attribute])* $name),+);
-        $crate::suite!(@servers $($(#[$attribute])* $name),+);
+        #[cfg(feature = "all-pairs")]
+        $crate::suite!(@servers_sqlite $($(#[$attribute])* $name),+);
     };
 }
 
