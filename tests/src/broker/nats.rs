@@ -158,6 +158,33 @@ impl JetStream {
         panic!("the NATS server doesn't answer: {last:?}");
     }
 
+    /// Publishes to a subject that nobody needs to answer.
+    ///
+    /// # Panics
+    ///
+    /// When the server can't be reached.
+    pub async fn send(&self, subject: &str, headers: &[u8], payload: &[u8]) {
+        let mut wire = self.connect().await.expect("a connection");
+        let total = headers.len() + payload.len();
+        let mut bytes = format!("HPUB {subject} {} {total}\r\n", headers.len()).into_bytes();
+        bytes.extend_from_slice(headers);
+        bytes.extend_from_slice(payload);
+        // The answer to the ping says that all was taken.
+        bytes.extend_from_slice(b"\r\nPING\r\n");
+        wire.stream.write_all(&bytes).await.expect("sent");
+        // That of the greeting is the first.
+        let mut pongs = 0;
+        while pongs < 2 {
+            let mut line = String::new();
+            assert_ne!(
+                wire.stream.read_line(&mut line).await.expect("an answer"),
+                0,
+                "it was refused"
+            );
+            pongs += u32::from(line.trim() == "PONG");
+        }
+    }
+
     async fn try_request(
         &self,
         wire: &mut Option<Wire>,

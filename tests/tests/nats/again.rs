@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use inbox_tests::{
-    NatsJetStream, TestBroker, TestDatabase, eventually,
+    NatsJetStream, TestDatabase, eventually,
     servers::nats::{Nats as Server, NatsCluster},
 };
 use serde_json::{Value, json};

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use inbox_runtime::{Broker, BrokerError, Nats};
+use inbox_runtime::{BrokerError, Nats};
 use inbox_tests::{
     Flaky, NatsJetStream, Order, PostgresDatabase, Probe, TestBroker, TestDatabase, eventually,
     process::{Mode, WorkerCommand, long},

@@ -56,7 +56,7 @@ async fn a_seed_in_a_file() {
     let server = server(KEY).await;
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("shop.nk");
-    std::fs::write(&file, format!("{SEED}\n")).expect("written");
+    fs::write(&file, format!("{SEED}\n")).expect("written");
     let port = server.port();
     lets_in(&format!("nats://127.0.0.1:{port}?nkey={}", file.display()))
         .await

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use inbox_tests::{TestBroker, TestDatabase, eventually};
+use inbox_tests::{TestDatabase, eventually};
 use serde_json::json;
 
 use super::{World, effects, publish, run, stop, world};
 
 async fn publish_marker(world: &World, reason: &str) {
-    let headers = format!("NATS/1.0\r\nNats-Marker-Reason: {reason}\r\nNats-TTL: 5s\r\n\r\n");
+    let headers = format!("NATS/1.0\r\nNats-Marker-Reason: {reason}\r\n\r\n");
     let account = world.broker.account();
     account.publish_raw("order.created", headers, b"").await;
 }
@@ -51,13 +51,10 @@ async fn g57_a_marker_of_the_server_is_one() {
         .make_stream(
             "SHORT",
             &["short.created"],
-            json!({ "allow_msg_ttl": true, "subject_delete_marker_ttl": 60_000_000_000_u64, "allow_rollup_hdrs": true }),
+            json!({ "max_age": 1_000_000_000_u64, "allow_msg_ttl": true, "subject_delete_marker_ttl": 60_000_000_000_u64, "allow_rollup_hdrs": true }),
         )
         .await;
-    let headers = "NATS/1.0\r\nNats-TTL: 1s\r\n\r\n";
-    account
-        .publish_raw("short.created", headers, b"{\"order_id\":\"o\"}")
-        .await;
+    account.publish_raw("short.created", "", b"{\"order_id\":\"o\"}").await;
     eventually("a marker in its place", || async {
         let info = account.api("STREAM.INFO.SHORT", serde_json::Value::Null).await;
         info["state"]["last_seq"] == 2 && info["state"]["messages"] == 1

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use inbox_runtime::{Broker, Source, Subscription};
-use inbox_tests::{TestBroker, servers::Proxy};
+use inbox_tests::servers::Proxy;
 
 use super::{monitor, server, through, world_on};
 

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use inbox_tests::{Settled, Step, TestBroker, TestDatabase, eventually, servers::Proxy};
+use inbox_tests::{Settled, Step, TestDatabase, eventually, servers::Proxy};
 use serde_json::{Value, json};
 
-use super::{World, assert_all_done, effects, publish, ready, run, server, stop, through, world, world_of, world_on};
+use super::{World, assert_all_done, effects, publish, ready, run, server, stop, through, world_of, world_on};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Takes `order.>` from the one stream and gives it to the other.
 async fn move_orders(world: &World, from: &str, to: &str) {
     let account = world.broker.account();
-    for (name, subjects) in [(from, json!(["nothing.here"])), (to, json!(["order.>"]))] {
+    for (name, subjects) in [(from, json!([format!("nothing.{from}")])), (to, json!(["order.>"]))] {
         let config = json!({ "name": name, "subjects": subjects, "storage": "file", "retention": "limits",
             "max_consumers": -1, "max_msgs": -1, "max_bytes": -1, "num_replicas": 1, "duplicate_window": 100_000_000 });
         let info = account.api(&format!("STREAM.INFO.{name}"), Value::Null).await;

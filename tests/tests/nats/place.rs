@@ -79,7 +79,7 @@ async fn sequences(world: &World, group: &str, start: StartPosition) -> Result<V
         if pulled.is_empty() {
             return Ok(all);
         }
-        let position = |delivery: &str| delivery.rsplit(':').next().and_then(|seq| seq.parse().ok());
+        let position = |delivery: &str| delivery.rsplit(':').next().and_then(|seq| seq.parse::<u64>().ok());
         all.extend(pulled.iter().filter_map(|(delivery, _)| position(&delivery.position)));
     }
 }
@@ -100,7 +100,7 @@ async fn a_group_can_begin_at_a_time_or_a_sequence() {
     assert_eq!(all("a", StartPosition::Time(millis)).await, [4, 5, 6]);
     assert_eq!(all("b", StartPosition::Time(0)).await, [1, 2, 3, 4, 5, 6]);
     assert_eq!(all("c", StartPosition::Sequence(3)).await, [3, 4, 5, 6]);
-    assert_eq!(all("d", StartPosition::Sequence(1000)).await, []);
+    assert!(all("d", StartPosition::Sequence(1000)).await.is_empty());
     assert_eq!(all("e", StartPosition::First).await, [1, 2, 3, 4, 5, 6]);
     // The attribute's, and it is where the group begins, not where each program does.
     let mut fifth = world

@@ -280,3 +280,30 @@ async fn g18_an_acknowledgement_that_nobody_confirms_is_counted() {
     stop(inbox).await;
     assert_all_done(&world, 1).await;
 }
+
+/// What comes to the client library for an answer makes its reader panic: it is started again, and nothing stands still.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g27_a_client_library_that_has_ended_is_started_again() {
+    let server = server().await;
+    let world = world_on(&server).await;
+    let inbox = run(&world, "billing", SECOND).await;
+    for round in 1..=3_usize {
+        publish(&world, round * 2 - 1, round * 2).await;
+        effects(&world, i64::try_from(round * 2).expect("small")).await;
+        let connections = monitor(&server, "/connz?subs=1").await["connections"].clone();
+        let control = connections.as_array().into_iter().flatten().find(|connection| {
+            let name = connection["name"].as_str().unwrap_or_default();
+            name.starts_with("inbox-runtime") && !name.ends_with("deliveries")
+        });
+        let inboxes = control.expect("the connection")["subscriptions_list"].clone();
+        let answers = inboxes[0].as_str().expect("a subject").replace('*', "any");
+        let account = world.broker.account();
+        account.send(&answers, b"NATS/1.0\r\nX: a\rb\r\n\r\n", b"").await;
+    }
+    publish(&world, 7, 8).await;
+    effects(&world, 8).await;
+    eventually("settled", || world.settled("billing")).await;
+    ready(&inbox, true).await;
+    stop(inbox).await;
+    assert_all_done(&world, 8).await;
+}

@@ -118,14 +118,19 @@ impl Intake {
         }
     }
 
-    /// Fails when there is no connection; at the first use one is waited for as long as an attempt takes.
+    /// Fails when there is no connection; at the first use one is waited for as long as an attempt at each server takes.
     pub(super) async fn connected(&self) -> Result<(), BrokerError> {
         if self.is_connected() {
             return Ok(());
         }
         let mut changes = self.changes();
         if self.run()? {
-            let _ = timeout_at(Instant::now() + CONNECT_TIMEOUT, changes.changed()).await;
+            let attempts = u32::try_from(self.shared.settings.servers.len()).unwrap_or(u32::MAX);
+            let _ = timeout_at(
+                Instant::now() + CONNECT_TIMEOUT.saturating_mul(attempts),
+                changes.changed(),
+            )
+            .await;
         }
         let state = self.shared.lock();
         if state.connected {
@@ -308,23 +313,32 @@ impl Shared {
 async fn keep_connected(shared: Arc<Shared>, tls: Arc<ClientConfig>) {
     let mut attempts = 0;
     loop {
-        for server in shared.servers() {
-            let dialed = timeout(CONNECT_TIMEOUT, dial(&shared.settings, &tls, &server)).await;
-            match dialed.unwrap_or_else(|_| Err("nobody answered in time".to_owned())) {
-                Ok(dialed) => {
-                    attempts = 0;
-                    shared.begin(&dialed);
-                    let why = serve(&shared, dialed).await;
-                    tracing::debug!(why, "the connection for deliveries is lost");
-                    shared.end(why);
-                    break;
-                }
-                Err(why) => shared.end(why),
+        let why = match dial_any(&shared, &tls).await {
+            Ok(dialed) => {
+                attempts = 0;
+                shared.begin(&dialed);
+                serve(&shared, dialed).await
             }
-        }
+            Err(why) => why,
+        };
+        tracing::debug!(why, "there is no connection for deliveries");
+        shared.end(why);
         attempts += 1;
         sleep(RECONNECT_BACKOFF.bound(attempts)).await;
     }
+}
+
+/// Connects to the first server that lets us in; why the last one didn't, if none does.
+async fn dial_any(shared: &Shared, tls: &Arc<ClientConfig>) -> Result<Dialed, String> {
+    let mut last = "no server is named".to_owned();
+    for server in shared.servers() {
+        let dialed = timeout(CONNECT_TIMEOUT, dial(&shared.settings, tls, &server)).await;
+        match dialed.unwrap_or_else(|_| Err("nobody answered in time".to_owned())) {
+            Ok(dialed) => return Ok(dialed),
+            Err(why) => last = why,
+        }
+    }
+    Err(last)
 }
 
 /// Reads and writes until the connection is lost; returns why it is.
