@@ -55,6 +55,15 @@ fn broker(server: &Server, user: &str, more: &str) -> Nats {
     Nats::new(&url(server, user, more)).expect("a URL")
 }
 
+#[test]
+fn g59_the_guide_lists_the_rights_that_are_tested() {
+    let page = include_str!("../../../inbox-runtime/docs/nats.md");
+    for right in LEAST.iter().chain([&NAMES]) {
+        let line = format!("| publish | `{}` |", right.replace(".TEST", ".ORDERS"));
+        assert!(page.contains(&line), "{line}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g59_the_least_rights_are_enough() {
     let mut publish_rights = LEAST.to_vec();

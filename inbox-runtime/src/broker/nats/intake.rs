@@ -364,7 +364,9 @@ async fn serve(shared: &Shared, dialed: Dialed) -> String {
                 Err(_) => return "the server takes nothing any more".to_owned(),
             }
         }
-        buffer.reserve(READ_BUFFER);
+        if buffer.capacity() - buffer.len() < READ_BUFFER / 16 {
+            buffer.reserve(READ_BUFFER);
+        }
         tokio::select! {
             read = reader.read_buf(&mut buffer) => match read {
                 Ok(0) => return "the server closed the connection".to_owned(),

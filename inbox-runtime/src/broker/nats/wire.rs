@@ -6,6 +6,9 @@ use serde::Deserialize;
 /// The longest line without a payload that is waited for, in bytes. A server's `INFO` has the addresses of its cluster.
 const MAX_LINE: usize = 1 << 20;
 
+/// Up to which size a message is copied out of the buffer, in bytes.
+const MAX_COPIED: usize = 4096;
+
 /// One thing that a server says.
 #[derive(Debug)]
 pub(super) enum Frame {
@@ -97,8 +100,15 @@ fn message(buffer: &mut BytesMut, start: usize, has_headers: bool, words: &str) 
     }
     let subject = subject.to_owned();
     buffer.advance(start);
-    let headers = buffer.split_to(headers).freeze();
-    let payload = buffer.split_to(total - headers.len()).freeze();
+    // A small message is copied, so that it doesn't keep the whole buffer that it came in.
+    let mut payload = if total <= MAX_COPIED {
+        let copied = Bytes::copy_from_slice(&buffer[..total]);
+        buffer.advance(total);
+        copied
+    } else {
+        buffer.split_to(total).freeze()
+    };
+    let headers = payload.split_to(headers);
     buffer.advance(2);
     let message = Incoming {
         subject,
