@@ -10,6 +10,7 @@
 //! | [testing] | How do I test a handler, and a crash? |
 //! | [configuration] | What can be set, and where? |
 //! | [telemetry] | What does it show of itself? |
+//! | [nats] | What must I know of NATS: rights, streams that change, where a group begins? |
 //! | [from_python] | I come from omni-box or nats-outbox: what is different? |
 
 #[doc = include_str!("../docs/guarantee.md")]
@@ -35,6 +36,9 @@ pub mod from_python {}
 
 #[doc = include_str!("../docs/configuration.md")]
 pub mod configuration {}
+
+#[doc = include_str!("../docs/nats.md")]
+pub mod nats {}
 
 #[doc = include_str!("../docs/telemetry.md")]
 pub mod telemetry {}

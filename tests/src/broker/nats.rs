@@ -15,7 +15,8 @@ use tokio::{
 };
 
 use super::{Settled, TestBroker};
-use crate::servers::nats::Nats as Server;
+use crate::servers::nats::{Nats as Server, NatsCluster};
+use crate::world::eventually;
 
 /// How many tests share a server.
 const ACCOUNTS: u32 = 16;
@@ -41,7 +42,8 @@ const SUBJECTS: [&str; 11] = [
 /// One account of a NATS server, spoken to by bytes of our own: whatever can be published can be published here.
 #[derive(Clone, Debug)]
 pub struct JetStream {
-    port: u16,
+    /// Of the servers, of which any will do.
+    ports: Arc<[u16]>,
     /// User and password.
     user: Option<String>,
     wire: Arc<tokio::sync::Mutex<Option<Wire>>>,
@@ -57,14 +59,27 @@ impl JetStream {
     /// A server of the test's own.
     #[must_use]
     pub fn on(server: &Server) -> Self {
-        Self::of(server.port(), None)
+        Self::of(&[server.port()], None)
+    }
+
+    /// A cluster of the test's own.
+    #[must_use]
+    pub fn on_cluster(cluster: &NatsCluster) -> Self {
+        let ports: Vec<_> = cluster.servers().iter().map(Server::port).collect();
+        Self::of(&ports, None)
+    }
+
+    /// The same with another user, whose password is its name.
+    #[must_use]
+    pub fn as_user(&self, user: &str) -> Self {
+        Self::of(&self.ports, Some(user.to_owned()))
     }
 
     /// A server of this machine that runs already, by its URL.
     #[must_use]
     pub fn at(url: &str) -> Option<Self> {
         let port = url.rsplit(':').next()?.trim_end_matches('/').parse().ok()?;
-        Some(Self::of(port, None))
+        Some(Self::of(&[port], None))
     }
 
     /// A stream on the disk with nothing but so many orders on it, each with an id of its own.
@@ -89,9 +104,9 @@ impl JetStream {
         }
     }
 
-    fn of(port: u16, user: Option<String>) -> Self {
+    fn of(ports: &[u16], user: Option<String>) -> Self {
         Self {
-            port,
+            ports: ports.into(),
             user,
             wire: Arc::default(),
         }
@@ -105,7 +120,8 @@ impl JetStream {
             .as_ref()
             .map(|user| format!("{user}:{user}@"))
             .unwrap_or_default();
-        format!("nats://{login}127.0.0.1:{}", self.port)
+        let servers: Vec<_> = self.ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        format!("nats://{login}{}", servers.join(","))
     }
 
     /// Asks JetStream's own interface.
@@ -142,6 +158,33 @@ impl JetStream {
         panic!("the NATS server doesn't answer: {last:?}");
     }
 
+    /// Publishes to a subject that nobody needs to answer.
+    ///
+    /// # Panics
+    ///
+    /// When the server can't be reached.
+    pub async fn send(&self, subject: &str, headers: &[u8], payload: &[u8]) {
+        let mut wire = self.connect().await.expect("a connection");
+        let total = headers.len() + payload.len();
+        let mut bytes = format!("HPUB {subject} {} {total}\r\n", headers.len()).into_bytes();
+        bytes.extend_from_slice(headers);
+        bytes.extend_from_slice(payload);
+        // The answer to the ping says that all was taken.
+        bytes.extend_from_slice(b"\r\nPING\r\n");
+        wire.stream.write_all(&bytes).await.expect("sent");
+        // That of the greeting is the first.
+        let mut pongs = 0;
+        while pongs < 2 {
+            let mut line = String::new();
+            assert_ne!(
+                wire.stream.read_line(&mut line).await.expect("an answer"),
+                0,
+                "it was refused"
+            );
+            pongs += u32::from(line.trim() == "PONG");
+        }
+    }
+
     async fn try_request(
         &self,
         wire: &mut Option<Wire>,
@@ -171,7 +214,8 @@ impl JetStream {
     }
 
     async fn connect(&self) -> io::Result<Wire> {
-        let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", self.port)).await?);
+        let port = self.ports[fastrand::usize(..self.ports.len())];
+        let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
         stream.get_mut().set_nodelay(true)?;
         stream.read_line(&mut String::new()).await?;
         let mut options = json!({ "verbose": false, "headers": true, "no_responders": true, "protocol": 1 });
@@ -315,7 +359,7 @@ fn account() -> JetStream {
     let user = format!("t{}", shared.1);
     shared.1 += 1;
     let server = shared.0.last().expect("it was started");
-    JetStream::of(server.port(), Some(user))
+    JetStream::of(&[server.port()], Some(user))
 }
 
 /// A stream on JetStream.
@@ -331,7 +375,31 @@ impl NatsJetStream {
         Self::of(JetStream::on(server)).await
     }
 
-    async fn of(account: JetStream) -> Self {
+    /// The stream of the tests with three replicas, made of these settings.
+    ///
+    /// # Panics
+    ///
+    /// When the cluster doesn't make it within a minute.
+    pub async fn on_cluster(cluster: &NatsCluster, more: Value) -> Self {
+        let account = JetStream::on_cluster(cluster);
+        let mut config = json!({ "name": STREAM, "subjects": SUBJECTS, "storage": "file", "num_replicas": 3 });
+        if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
+            config.extend(more);
+        }
+        // A cluster that has just met may not know all of its servers yet.
+        eventually("a stream with three replicas", || async {
+            let made = account.api(&format!("STREAM.CREATE.{STREAM}"), config.clone()).await;
+            made["config"].is_object()
+        })
+        .await;
+        Self {
+            broker: Nats::new(&account.url()).expect("a URL"),
+            account,
+        }
+    }
+
+    /// The stream of the tests in that account.
+    pub async fn of(account: JetStream) -> Self {
         account
             .make_stream(
                 STREAM,
@@ -343,6 +411,20 @@ impl NatsJetStream {
             broker: Nats::new(&account.url()).expect("a URL"),
             account,
         }
+    }
+
+    /// What is left of a group's messages in that stream.
+    pub async fn settled_on(&self, stream: &str, group: &str, subject: &str) -> Option<Settled> {
+        let mut info = self.account.durable(stream, group, subject).await?;
+        if info["delivered"]["consumer_seq"] == 0 {
+            // One that is just being made can be seen before its messages are counted.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            info = self.account.durable(stream, group, subject).await?;
+        }
+        Some(Settled {
+            waiting: info["num_pending"].as_u64()?,
+            unacked: info["num_ack_pending"].as_u64()?,
+        })
     }
 
     /// The account that it is in.
@@ -375,16 +457,7 @@ impl TestBroker for NatsJetStream {
     }
 
     async fn settled(&self, group: &str, subject: &str) -> Option<Settled> {
-        let mut info = self.account.durable(STREAM, group, subject).await?;
-        if info["delivered"]["consumer_seq"] == 0 {
-            // One that is just being made can be seen before its messages are counted.
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            info = self.account.durable(STREAM, group, subject).await?;
-        }
-        Some(Settled {
-            waiting: info["num_pending"].as_u64()?,
-            unacked: info["num_ack_pending"].as_u64()?,
-        })
+        self.settled_on(STREAM, group, subject).await
     }
 
     fn url(&self) -> Option<String> {

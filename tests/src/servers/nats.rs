@@ -6,6 +6,7 @@ use std::{
     net::TcpStream,
     path::{Path, PathBuf},
     process::Command,
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -25,7 +26,7 @@ pub struct Nats {
     port: u16,
     monitor: u16,
     /// What its configuration file says, beside ports and folder.
-    config: String,
+    config: Mutex<String>,
 }
 
 impl Nats {
@@ -51,7 +52,7 @@ impl Nats {
             service: Service::new(folder),
             port: 0,
             monitor: 0,
-            config: config.to_owned(),
+            config: Mutex::new(config.to_owned()),
         };
         up_to_three_times(|| {
             (nats.port, nats.monitor) = (free_port(), free_port());
@@ -66,13 +67,19 @@ impl Nats {
     ///
     /// When it doesn't start.
     pub fn resume(&self) -> Result<(), String> {
-        fs::write(self.service.folder().join("nats.conf"), &self.config).map_err(|error| error.to_string())?;
+        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        fs::write(self.service.folder().join("nats.conf"), config).map_err(|error| error.to_string())?;
         let mut nats = command(&self.program, false);
         nats.args(["-c", "nats.conf", "-js", "-sd", "data", "-a", "127.0.0.1"]);
         nats.args(["-p", &self.port.to_string(), "-m", &self.monitor.to_string()]);
         // Its streams may still be recovering when it takes connections.
         self.service
             .start(nats, |log| log.contains(READY) && self.is_healthy().unwrap_or(false))
+    }
+
+    /// Sets what its configuration file says from its next start on.
+    pub fn configure(&self, config: &str) {
+        config.clone_into(&mut self.config.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     fn is_healthy(&self) -> io::Result<bool> {
@@ -122,6 +129,69 @@ impl Nats {
     #[must_use]
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
+    }
+}
+
+/// How many servers a cluster has.
+const SERVERS: usize = 3;
+
+/// Three servers that keep each stream with three replicas, which one of them leads.
+#[derive(Debug)]
+pub struct NatsCluster(Vec<Nats>);
+
+impl NatsCluster {
+    /// A new cluster.
+    ///
+    /// # Errors
+    ///
+    /// As [`Nats::start`].
+    pub fn start() -> Result<Self, String> {
+        let routes: Vec<_> = (0..SERVERS).map(|_| free_port()).collect();
+        let all: Vec<_> = routes.iter().map(|port| format!("nats://127.0.0.1:{port}")).collect();
+        // None is healthy before the others are there.
+        let started: Vec<_> = std::thread::scope(|scope| {
+            let start = |(number, port): (usize, &u16)| {
+                let config = format!(
+                    "server_name: n{number}\ncluster {{ name: test, listen: \"127.0.0.1:{port}\", routes: [{}] }}",
+                    all.join(", ")
+                );
+                scope.spawn(move || Nats::start_with(&config))
+            };
+            let threads: Vec<_> = routes.iter().enumerate().map(start).collect();
+            threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+        });
+        let servers = started
+            .into_iter()
+            .map(|server| server.unwrap_or_else(|_| Err("a thread that starts a server has panicked".to_owned())));
+        Ok(Self(servers.collect::<Result<_, _>>()?))
+    }
+
+    /// The server of that name, as it stands in what JetStream says of a leader.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<&Nats> {
+        self.0.get(name.strip_prefix('n')?.parse::<usize>().ok()?)
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn servers(&self) -> &[Nats] {
+        &self.0
+    }
+
+    /// Starts again those that were killed, all at once: none is healthy before most of them are there.
+    ///
+    /// # Errors
+    ///
+    /// When one doesn't start.
+    pub fn resume(&self) -> Result<(), String> {
+        let resumed: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = self.0.iter().map(|server| scope.spawn(|| server.resume())).collect();
+            threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+        });
+        let resumed = resumed.into_iter();
+        resumed
+            .map(|server| server.unwrap_or_else(|_| Err("a thread that starts a server has panicked".to_owned())))
+            .collect()
     }
 }
 

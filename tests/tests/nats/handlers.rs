@@ -33,6 +33,7 @@ handlers!(
     ),
     short(group = "short", subject = "short.created"),
     named(group = "named", subject = "order.created", stream = "SECOND"),
+    fifth(group = "fifth", subject = "order.created", start = "sequence:5"),
     anything(group = "anything", subject = "*.created"),
 );
 

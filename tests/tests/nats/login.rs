@@ -1,7 +1,13 @@
 //! Who is let in.
 
+use std::{fs, path::Path};
+
 use inbox_runtime::{Broker, BrokerError, Message, Nats};
-use inbox_tests::{JetStream, eventually, servers::nats::Nats as Server};
+use inbox_tests::{JetStream, NatsJetStream, eventually, servers::nats::Nats as Server};
+use nkeys::KeyPair;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer};
+
+use super::{effects, publish, ready, run_on, stop, world_of};
 
 async fn server(config: impl Into<String>) -> Server {
     let config = config.into();
@@ -50,7 +56,7 @@ async fn a_seed_in_a_file() {
     let server = server(KEY).await;
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("shop.nk");
-    std::fs::write(&file, format!("{SEED}\n")).expect("written");
+    fs::write(&file, format!("{SEED}\n")).expect("written");
     let port = server.port();
     lets_in(&format!("nats://127.0.0.1:{port}?nkey={}", file.display()))
         .await
@@ -94,4 +100,101 @@ async fn tls_by_an_authority_that_is_named() {
         .await
         .expect("it is tried again");
     assert!(described.contains("not reached yet"), "{described}");
+}
+
+/// The seed of another key, and what lets its owner in.
+fn new_key() -> (String, String) {
+    let key = KeyPair::new_user();
+    let config = format!(
+        "authorization {{ users: [{{ user: admin, password: admin }}, {{ nkey: {} }}] }}",
+        key.public_key()
+    );
+    (key.seed().expect("a seed"), config)
+}
+
+/// The server lets another key in; the program has that of the file at its next connect.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g35_a_key_that_is_replaced_on_the_disk_is_used() {
+    let (seed, config) = new_key();
+    let server = server(config).await;
+    let world = world_of(NatsJetStream::of(JetStream::on(&server).as_user("admin")).await).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("shop.nk");
+    fs::write(&file, seed).expect("written");
+    let broker = Nats::new(&format!("nats://127.0.0.1:{}?nkey={}", server.port(), file.display())).expect("a URL");
+    publish(&world, 1, 1).await;
+    let inbox = run_on(&world, broker).await;
+    effects(&world, 1).await;
+    let (seed, config) = new_key();
+    server.stop();
+    server.configure(&config);
+    tokio::task::block_in_place(|| server.resume()).expect("the server");
+    publish(&world, 2, 2).await;
+    eventually("it says why", || async {
+        let reasons = inbox.health().reasons;
+        reasons
+            .iter()
+            .any(|reason| reason.to_lowercase().contains("authorization violation"))
+    })
+    .await;
+    fs::write(&file, seed).expect("written");
+    effects(&world, 2).await;
+    ready(&inbox, true).await;
+    stop(inbox).await;
+}
+
+/// An authority, which signs for others.
+fn authority(folder: &Path, name: &str) -> Issuer<'static, rcgen::KeyPair> {
+    let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.distinguished_name.push(DnType::CommonName, name);
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let certificate = params.self_signed(&key).expect("a certificate");
+    fs::write(folder.join(format!("{name}.pem")), certificate.pem()).expect("written");
+    Issuer::new(params, key)
+}
+
+fn sign(folder: &Path, name: &str, issuer: &Issuer<'_, rcgen::KeyPair>) {
+    let params = CertificateParams::new(vec!["localhost".to_owned()]).expect("parameters");
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let certificate = params.signed_by(&key, issuer).expect("a certificate");
+    fs::write(folder.join(format!("{name}.pem")), certificate.pem()).expect("written");
+    fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).expect("written");
+}
+
+/// Wrong ones at first; a connection is tried again with what is on the disk by then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g35_certificates_that_are_replaced_on_the_disk_are_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    let (right, wrong) = (authority(path, "right"), authority(path, "wrong"));
+    sign(path, "server", &right);
+    sign(path, "client", &wrong);
+    fs::copy(path.join("wrong.pem"), path.join("ca.pem")).expect("copied");
+    let at = |name: &str| path.join(name).display().to_string();
+    let config = format!(
+        "tls {{ cert_file: \"{}\", key_file: \"{}\", ca_file: \"{}\", verify: true }}",
+        at("server.pem"),
+        at("server.key"),
+        at("right.pem")
+    );
+    let server = server(config).await;
+    let port = server.port();
+    let (ca, cert, key) = (at("ca.pem"), at("client.pem"), at("client.key"));
+    let broker = Nats::new(&format!("tls://localhost:{port}?ca={ca}&cert={cert}&key={key}")).expect("a URL");
+    let reached = async || broker.describe().await.expect("not refused").starts_with("NATS 2.");
+    assert!(!reached().await, "the server isn't trusted");
+    fs::copy(path.join("right.pem"), &ca).expect("copied");
+    let wish = || inbox_runtime::Subscription::new("billing", "order.created");
+    let source = broker
+        .subscribe(vec![wish()])
+        .await
+        .expect("it is waited for")
+        .remove(0);
+    assert!(
+        !inbox_runtime::Source::status(&source).reasons().is_empty(),
+        "the client isn't trusted"
+    );
+    sign(path, "client", &right);
+    eventually("both are trusted", reached).await;
 }

@@ -1,16 +1,24 @@
 //! What a NATS server, its other clients and the way to it can do, and what is seen of it.
 
+mod again;
 mod handlers;
 mod hostile;
 mod leases;
 mod login;
+mod markers;
+mod memory;
+mod moved;
+mod place;
 mod publish;
 mod replicas;
+mod rights;
 mod start;
 mod survival;
 
 #[cfg(feature = "postgres")]
 mod campaign;
+#[cfg(feature = "postgres")]
+mod cluster;
 
 use std::time::Duration;
 
@@ -107,6 +115,15 @@ async fn run(world: &World, group: &str, ack_wait: Duration) -> InboxHandle {
         .expect("an inbox")
 }
 
+/// An inbox of the group `billing` on another broker than the world's.
+async fn run_on(world: &World, broker: Nats) -> InboxHandle {
+    let builder = world
+        .builder(&["billing"])
+        .broker(broker)
+        .ack_wait(Duration::from_secs(1));
+    builder.spawn().await.expect("an inbox")
+}
+
 async fn build(world: &World, group: &str, ack_wait: Duration) -> Inbox {
     world
         .builder(&[group])
@@ -114,6 +131,22 @@ async fn build(world: &World, group: &str, ack_wait: Duration) -> Inbox {
         .build()
         .await
         .expect("an inbox")
+}
+
+/// What a server's monitor says.
+async fn monitor(server: &Server, path: &'static str) -> serde_json::Value {
+    let port = server.monitor_port();
+    let answer = tokio::task::spawn_blocking(move || {
+        use std::io::{Read, Write};
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).expect("the monitor");
+        write!(stream, "GET {path} HTTP/1.0\r\n\r\n").expect("asked");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer
+    });
+    let answer = answer.await.expect("it ends");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+    serde_json::from_str(body).expect("JSON")
 }
 
 /// What the server says about the durable of a group on `order.created`.

@@ -9,7 +9,7 @@ use inbox_tests::{
 };
 use serde_json::json;
 
-use super::{World, server, through, world, world_of};
+use super::{World, monitor, server, through, world, world_of};
 
 /// The handler of `short.created`.
 async fn short(world: &World) -> Inbox {
@@ -107,17 +107,18 @@ async fn what_nats_outbox_publishes_is_handled_by_its_id() {
 async fn what_cannot_be_published_says_why() {
     let world = world().await;
     let broker = world.broker.connect();
+    let nowhere = Message::new("nowhere.at.all", "{}");
+    let problem = broker.publish(nowhere).await.expect_err("no stream");
+    assert!(matches!(problem, BrokerError::NotNow { .. }), "{problem}");
+    let text = problem.to_string();
+    assert!(text.contains("no stream holds the subject nowhere.at.all"), "{text}");
     for (message, expected) in [
         (Message::new("order.*", "{}"), "wildcard"),
-        (
-            Message::new("nowhere.at.all", "{}"),
-            "no stream holds the subject nowhere.at.all",
-        ),
         (Message::null("order.created"), "null payload"),
         (Message::new("order.created", "{}").header("a", &b"\xff"[..]), "UTF-8"),
     ] {
         let problem = broker.publish(message).await.expect_err(expected);
-        assert!(matches!(problem, BrokerError::Invalid(_)), "{problem}");
+        assert!(matches!(problem, BrokerError::Refused { .. }), "{problem}");
         assert!(problem.to_string().contains(expected), "{problem}");
     }
 }
@@ -133,4 +134,75 @@ async fn a_stream_is_made_only_when_it_is_asked_for() {
     let published = making.publish(message()).await.expect("published");
     assert!(published.position.starts_with("nats:ORDERS:"), "{published:?}");
     plain.publish(message()).await.expect("it is there now");
+}
+
+/// A message is stored, or refused for good, or not taken now, or nobody knows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g51_what_comes_of_a_message_is_one_of_three_errors() {
+    let server = server().await;
+    let world = world_of(NatsJetStream::on(&server).await).await;
+    let account = world.broker.account();
+    let broker = world.broker.connect();
+    account
+        .make_stream("SMALL", &["small.>"], json!({ "max_msg_size": 100 }))
+        .await;
+    account
+        .make_stream("FULL", &["full.>"], json!({ "max_msgs": 1, "discard": "new" }))
+        .await;
+    let to = |subject: &str, size: usize| Message::new(subject, vec![b'x'; size]);
+    broker.publish(to("full.a", 1)).await.expect("published");
+    for message in [
+        to("order.created", 2_000_000),
+        to("small.a", 1_000),
+        to("order.created", 1).header("Nats-Expected-Last-Sequence", "77"),
+        to("order.created", 1).header("Nats-Expected-Stream", "OTHER"),
+    ] {
+        let problem = broker.publish(message).await.expect_err("refused");
+        assert!(matches!(problem, BrokerError::Refused { .. }), "{problem}");
+    }
+    for message in [to("nowhere.at.all", 1), to("full.a", 1)] {
+        let problem = broker.publish(message).await.expect_err("not now");
+        assert!(matches!(problem, BrokerError::NotNow { .. }), "{problem}");
+    }
+    server.kill();
+    let problem = broker
+        .publish(to("order.created", 1))
+        .await
+        .expect_err("nobody is there");
+    assert!(matches!(problem, BrokerError::Unavailable { .. }), "{problem}");
+}
+
+/// What was stored is never an error, and costs one question.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g51_publishing_takes_one_round_trip() {
+    let server = server().await;
+    let world = world_of(NatsJetStream::on(&server).await).await;
+    let broker = world.broker.connect();
+    let publish = async |number: usize| {
+        let message = Message::new("order.created", "{}").id(format!("m{number}"));
+        let published = broker.publish(message).await.expect("published");
+        assert!(published.position.ends_with(&format!(":{number}")), "{published:?}");
+        published.position
+    };
+    let first = publish(1).await;
+    let received = async || monitor(&server, "/varz").await["in_msgs"].as_u64().expect("a number");
+    let before = received().await;
+    for number in 2..=100 {
+        publish(number).await;
+    }
+    let received = received().await - before;
+    assert!((99..110).contains(&received), "{received} messages");
+    // A stream that is made anew has positions of its own.
+    let account = world.broker.account();
+    account.api("STREAM.DELETE.TEST", serde_json::Value::Null).await;
+    account.make_stream("TEST", &["order.>"], json!({})).await;
+    let broker = Nats::new(&account.url()).expect("a URL");
+    let again = broker
+        .publish(Message::new("order.created", "{}"))
+        .await
+        .expect("published");
+    assert!(
+        again.position.ends_with(":1") && again.position != first,
+        "{again:?} {first}"
+    );
 }

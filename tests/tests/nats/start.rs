@@ -295,7 +295,7 @@ async fn it_says_on_what_it_runs() {
 }
 
 /// What was logged, for as long as the guard lives, on this thread.
-fn logged() -> (Arc<Mutex<Vec<u8>>>, tracing::subscriber::DefaultGuard) {
+pub(super) fn logged() -> (Arc<Mutex<Vec<u8>>>, tracing::subscriber::DefaultGuard) {
     struct Sink(Arc<Mutex<Vec<u8>>>);
     impl std::io::Write for Sink {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

@@ -1,14 +1,20 @@
 //! What is deleted, killed or cut off under load, and how it goes on.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use inbox_tests::{
     Settled, Step, TestBroker, TestDatabase, eventually,
     servers::{Proxy, nats::Nats as Server},
 };
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
-use super::{World, assert_all_done, durable, effects, publish, ready, run, server, stop, through, world, world_on};
+use super::{
+    World, assert_all_done, durable, effects, monitor, publish, ready, run, server, stop, through, world, world_on,
+};
 
 /// Long enough that a test which waits for it is seen to hang.
 const LONG: Duration = Duration::from_secs(30);
@@ -169,20 +175,7 @@ async fn f50_a_server_that_is_killed_ten_times_loses_nothing() {
 
 /// How many messages its clients have sent to the server.
 async fn received(server: &Server) -> u64 {
-    let port = server.monitor_port();
-    let answer = tokio::task::spawn_blocking(move || {
-        use std::io::{Read, Write};
-        let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).expect("the monitor");
-        stream.write_all(b"GET /varz HTTP/1.0\r\n\r\n").expect("asked");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer");
-        answer
-    })
-    .await
-    .expect("it ends");
-    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
-    let varz: Value = serde_json::from_str(body).expect("JSON");
-    varz["in_msgs"].as_u64().expect("a number")
+    monitor(server, "/varz").await["in_msgs"].as_u64().expect("a number")
 }
 
 /// How many messages the server receives within two seconds, or as long as that takes.
@@ -258,4 +251,59 @@ async fn a_cut_connection_is_made_anew_and_nothing_is_lost() {
     .await;
     stop(inbox).await;
     assert_all_done(&world, 100).await;
+}
+
+/// The server is gone when the program stops: what it can't confirm is counted and reported.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g18_an_acknowledgement_that_nobody_confirms_is_counted() {
+    let server = server().await;
+    let world = world_on(&server).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let closed = gate.clone();
+    world.probe.script(move |_| Step::Gate(closed.clone()));
+    let inbox = run(&world, "billing", LONG).await;
+    publish(&world, 1, 1).await;
+    eventually("at work", || async { world.probe.total() == 1 }).await;
+    server.kill();
+    gate.add_permits(1);
+    effects(&world, 1).await;
+    let report = stop(inbox).await;
+    assert_eq!(
+        (report.processed, report.acked, report.ack_failures),
+        (1, 0, 1),
+        "{report}"
+    );
+    // It is redelivered, and recognised.
+    server.resume().expect("the server");
+    let inbox = run(&world, "billing", SECOND).await;
+    eventually("settled", || world.settled("billing")).await;
+    stop(inbox).await;
+    assert_all_done(&world, 1).await;
+}
+
+/// What comes to the client library for an answer makes its reader panic: it is started again, and nothing stands still.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g27_a_client_library_that_has_ended_is_started_again() {
+    let server = server().await;
+    let world = world_on(&server).await;
+    let inbox = run(&world, "billing", SECOND).await;
+    for round in 1..=3_usize {
+        publish(&world, round * 2 - 1, round * 2).await;
+        effects(&world, i64::try_from(round * 2).expect("small")).await;
+        let connections = monitor(&server, "/connz?subs=1").await["connections"].clone();
+        let control = connections.as_array().into_iter().flatten().find(|connection| {
+            let name = connection["name"].as_str().unwrap_or_default();
+            name.starts_with("inbox-runtime") && !name.ends_with("deliveries")
+        });
+        let inboxes = control.expect("the connection")["subscriptions_list"].clone();
+        let answers = inboxes[0].as_str().expect("a subject").replace('*', "any");
+        let account = world.broker.account();
+        account.send(&answers, b"NATS/1.0\r\nX: a\rb\r\n\r\n", b"").await;
+    }
+    publish(&world, 7, 8).await;
+    effects(&world, 8).await;
+    eventually("settled", || world.settled("billing")).await;
+    ready(&inbox, true).await;
+    stop(inbox).await;
+    assert_all_done(&world, 8).await;
 }

@@ -7,12 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    config::SETTLE_TIMEOUT,
-    durable::Durable,
-    link::Link,
-    rescue::{Hands, Rescued},
-};
+use super::{config::SETTLE_TIMEOUT, durable::Durable, link::Link};
 use crate::broker::{BrokerError, Lease};
 
 /// Settles one delivery of a JetStream durable.
@@ -28,7 +23,6 @@ pub struct NatsLease {
     reply: String,
     /// Since when it is ours, for sure.
     since: Mutex<Instant>,
-    rescued: Option<Rescued>,
 }
 
 impl NatsLease {
@@ -39,15 +33,7 @@ impl NatsLease {
             seq,
             reply,
             since: Mutex::new(since),
-            rescued: None,
         }
-    }
-
-    /// Notes what becomes of a message that was fetched in another way.
-    pub(super) fn rescued(mut self, rescued: &Rescued) -> Self {
-        rescued.note(self.seq, Hands::Ours);
-        self.rescued = Some(rescued.clone());
-        self
     }
 
     /// How long it has been ours without a sign of life.
@@ -69,9 +55,6 @@ impl NatsLease {
 
     async fn acknowledge(&self) -> Result<(), BrokerError> {
         self.durable.acks.ack(&self.link, self.reply.clone()).await?;
-        if let Some(rescued) = &self.rescued {
-            rescued.note(self.seq, Hands::Done);
-        }
         Ok(())
     }
 
@@ -122,13 +105,5 @@ impl Lease for NatsLease {
         self.say("+WPI".to_owned()).await?;
         *self.since.lock().unwrap_or_else(PoisonError::into_inner) = now;
         Ok(())
-    }
-}
-
-impl Drop for NatsLease {
-    fn drop(&mut self) {
-        if let Some(rescued) = &self.rescued {
-            rescued.let_go(self.seq);
-        }
     }
 }

@@ -76,14 +76,14 @@ async fn send(link: &Link, mut together: Vec<Ack>) -> Option<Vec<Ack>> {
         return None;
     }
     let answer = async {
-        let client = link.connected().await.ok()?;
-        let connection = link.connects();
+        let client = link.control.connected().await.ok()?;
+        let connection = link.control.connects();
         for ack in &together {
             client.publish(ack.reply.clone(), "+ACK".into()).await.ok()?;
         }
         ask(link, last.reply.clone()).await.ok()?;
         // What was said on a connection that is lost may not have been heard.
-        (link.connects() == connection).then_some(())
+        (link.control.connects() == connection).then_some(())
     };
     let heard = timeout(SETTLE_TIMEOUT, answer).await;
     together.push(last);

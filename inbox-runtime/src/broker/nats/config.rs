@@ -1,15 +1,16 @@
 //! Where the servers are, how to log in there, and the fixed sizes and times.
 
-use std::{
-    fmt, fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fmt, path::PathBuf, time::Duration};
 
-use async_nats::{ConnectOptions, ServerAddr, rustls::ClientConfig};
+use async_nats::{AuthError, ConnectOptions, ServerAddr, rustls::ClientConfig};
 
-use super::tls;
+use super::{login::Login, tls};
 use crate::registry::Backoff;
+
+/// What the connections are called in the server's own lists.
+pub(super) const CLIENT_NAME: &str = concat!("inbox-runtime ", env!("CARGO_PKG_VERSION"));
+/// How often a connection on which nothing comes is tried.
+pub(super) const PING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The longest name of a durable that the server takes, in bytes.
 pub(super) const MAX_DURABLE: usize = 255;
@@ -39,18 +40,6 @@ pub(super) const RECONNECT_BACKOFF: Backoff = Backoff {
 /// How long a look at what is ready waits for a connection that is just being made anew.
 pub(super) const SHORT_WAIT: Duration = Duration::from_secs(1);
 
-/// How a program says who it is.
-#[derive(Clone, Default)]
-pub(super) enum Login {
-    #[default]
-    None,
-    Token(String),
-    Password(String, String),
-    /// A file with the seed.
-    Nkey(PathBuf),
-    Credentials(PathBuf),
-}
-
 /// A stream to make when it isn't there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NewStream {
@@ -68,7 +57,10 @@ pub(super) struct Settings {
     pub(super) client_cert: Option<(PathBuf, PathBuf)>,
     pub(super) tls_first: bool,
     pub(super) new_streams: Vec<NewStream>,
-    pub(super) tls: Option<ClientConfig>,
+    /// What stands before every question to JetStream; `$JS.API` if unset.
+    pub(super) api_prefix: Option<String>,
+    /// What stands before the subjects of answers; `_INBOX` if unset.
+    pub(super) inbox_prefix: Option<String>,
 }
 
 /// Without anything secret.
@@ -153,10 +145,13 @@ impl Settings {
                     .map_err(|_| "write tls_first=true or tls_first=false".to_owned())?;
             }
             "create_stream" => self.new_streams.push(new_stream(value)?),
+            "domain" => self.set_domain(value)?,
+            "api_prefix" => self.set_api_prefix(value)?,
+            "inbox_prefix" => self.set_inbox_prefix(value)?,
             _ => {
                 return Err(format!(
-                    "the NATS URL has an unknown parameter `{name}`; there are credentials, nkey, ca, cert, key, tls_first \
-                     and create_stream"
+                    "the NATS URL has an unknown parameter `{name}`; there are credentials, nkey, ca, cert, key, tls_first, \
+                     create_stream, domain, api_prefix and inbox_prefix"
                 ));
             }
         }
@@ -168,29 +163,64 @@ impl Settings {
         self.servers.join(",")
     }
 
-    /// How to connect.
+    /// The JetStream domain, which is a part of the API's prefix.
+    pub(super) fn set_domain(&mut self, domain: &str) -> Result<(), String> {
+        if domain.contains('.') {
+            return Err(format!(
+                "`{}` is no JetStream domain: it has no dot; write for example domain=hub",
+                domain.escape_debug()
+            ));
+        }
+        self.set_api_prefix(&format!("$JS.{domain}.API"))
+    }
+
+    pub(super) fn set_api_prefix(&mut self, prefix: &str) -> Result<(), String> {
+        self.api_prefix = Some(checked_prefix("api_prefix", prefix, "$JS.hub.API")?);
+        Ok(())
+    }
+
+    pub(super) fn set_inbox_prefix(&mut self, prefix: &str) -> Result<(), String> {
+        self.inbox_prefix = Some(checked_prefix("inbox_prefix", prefix, "_INBOX_billing")?);
+        Ok(())
+    }
+
+    /// What stands before every question to JetStream.
+    pub(super) fn api_prefix(&self) -> &str {
+        self.api_prefix.as_deref().unwrap_or("$JS.API")
+    }
+
+    /// A subject of our own for answers.
+    pub(super) fn new_inbox(&self) -> String {
+        let random = std::iter::repeat_with(fastrand::alphanumeric)
+            .take(22)
+            .collect::<String>();
+        format!("{}.{random}", self.inbox_prefix.as_deref().unwrap_or("_INBOX"))
+    }
+
+    /// How to connect. Files that are needed are read here once, so that what is wrong with them is said at the start.
     pub(super) fn options(&self) -> Result<ConnectOptions, String> {
-        let mut options = match &self.login {
-            Login::None => ConnectOptions::new(),
-            Login::Token(token) => ConnectOptions::with_token(token.clone()),
-            Login::Password(user, password) => ConnectOptions::with_user_and_password(user.clone(), password.clone()),
-            Login::Nkey(path) => ConnectOptions::with_nkey(read(path, "the nkey seed")?.trim().to_owned()),
-            Login::Credentials(path) => ConnectOptions::with_credentials(&read(path, "the credentials")?)
-                .map_err(|_| format!("the credentials file {} can't be read as one", path.display()))?,
-        };
+        self.login.auth(b"")?;
+        let login = self.login.clone();
+        let mut options = ConnectOptions::with_auth_callback(move |nonce| {
+            std::future::ready(login.auth(&nonce).map_err(AuthError::new))
+        });
         if self.tls_first {
             options = options.tls_first();
         }
-        let tls = match &self.tls {
-            Some(config) => config.clone(),
-            None => tls::config(self.ca.as_deref(), self.client_cert.as_ref())?,
-        };
+        if let Some(prefix) = &self.inbox_prefix {
+            options = options.custom_inbox_prefix(prefix);
+        }
         Ok(options
-            .tls_client_config(tls)
-            .name(concat!("inbox-runtime ", env!("CARGO_PKG_VERSION")))
+            .tls_client_config(self.tls()?)
+            .name(CLIENT_NAME)
             .connection_timeout(CONNECT_TIMEOUT)
             .request_timeout(Some(ANSWER_TIMEOUT))
-            .ping_interval(Duration::from_secs(10)))
+            .ping_interval(PING_INTERVAL))
+    }
+
+    /// How TLS is spoken, if a server wants it.
+    pub(super) fn tls(&self) -> Result<ClientConfig, String> {
+        tls::config(self.ca.as_deref(), self.client_cert.as_ref())
     }
 
     /// The addresses to connect to.
@@ -199,8 +229,20 @@ impl Settings {
     }
 }
 
-fn read(path: &Path, what: &str) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|error| format!("{what} in {} can't be read: {error}", path.display()))
+/// A prefix is one or more tokens without wildcards. A dot at its end is left out.
+fn checked_prefix(name: &str, prefix: &str, example: &str) -> Result<String, String> {
+    let prefix = prefix.strip_suffix('.').unwrap_or(prefix);
+    let is_token = |token: &str| {
+        !token.is_empty() && !["*", ">"].contains(&token) && token.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    if prefix.split('.').all(is_token) {
+        return Ok(prefix.to_owned());
+    }
+    Err(format!(
+        "the {name} `{}` of NATS is not one or more tokens with dots between them and without wildcards; write for example \
+         {name}={example}",
+        prefix.escape_debug()
+    ))
 }
 
 /// Reads `NAME:subject,subject`.
@@ -243,6 +285,8 @@ pub(super) fn refuses(error: &async_nats::ConnectError) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -282,6 +326,18 @@ mod tests {
     }
 
     #[test]
+    fn g59_prefixes() {
+        let prefix = |url| Settings::parse(url).expect("a URL").api_prefix().to_owned();
+        assert_eq!(prefix("nats://h"), "$JS.API");
+        assert_eq!(prefix("nats://h?domain=hub"), "$JS.hub.API");
+        assert_eq!(prefix("nats://h?api_prefix=JS.acc.API."), "JS.acc.API");
+        let inbox = |url| Settings::parse(url).expect("a URL").new_inbox();
+        assert!(inbox("nats://h").starts_with("_INBOX."));
+        let ours = inbox("nats://h?inbox_prefix=_INBOX_shop");
+        assert!(ours.starts_with("_INBOX_shop.") && ours != inbox("nats://h?inbox_prefix=_INBOX_shop"));
+    }
+
+    #[test]
     fn what_is_wrong_is_said_without_the_password() {
         for (url, expected) in [
             ("nats:h", "://"),
@@ -291,6 +347,9 @@ mod tests {
             ("nats://u:hidden%zz@h", "%25"),
             ("nats://h?create_stream=ORDERS", "create_stream=ORDERS:order.*"),
             ("nats://h?ca=", "no file"),
+            ("nats://h?domain=a.b", "domain=hub"),
+            ("nats://h?api_prefix=a.*", "api_prefix=$JS.hub.API"),
+            ("nats://h?inbox_prefix=", "inbox_prefix=_INBOX_billing"),
         ] {
             let problem = Settings::parse(url).expect_err(url);
             assert!(problem.contains(expected), "{url}: {problem}");
@@ -301,7 +360,7 @@ mod tests {
     #[test]
     fn a_file_that_is_missing_is_named() {
         let settings = Settings::parse("nats://h?credentials=/nowhere/a.creds").expect("a URL");
-        let problem = settings.options().expect_err("no file");
+        let problem = settings.options().err().expect("no file");
         assert!(problem.contains("/nowhere/a.creds"), "{problem}");
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::{
     acks::Acks,
@@ -54,7 +54,6 @@ pub(super) fn check_ack_wait(ack_wait: Duration) -> Result<(), BrokerError> {
 pub(super) struct DurableInfo {
     pub(super) created: String,
     pub(super) config: Map<String, Value>,
-    pub(super) delivered: Sequences,
     pub(super) ack_floor: Sequences,
     pub(super) num_ack_pending: u64,
     pub(super) num_pending: u64,
@@ -64,7 +63,6 @@ pub(super) struct DurableInfo {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct Sequences {
-    pub(super) consumer_seq: u64,
     pub(super) stream_seq: u64,
 }
 
@@ -75,6 +73,11 @@ impl DurableInfo {
 
     pub(super) fn text(&self, field: &str) -> &str {
         self.config.get(field).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// How many messages the group has not acknowledged yet.
+    pub(super) fn unsettled(&self) -> u64 {
+        self.num_pending + self.num_ack_pending
     }
 
     /// How long it waits for a sign of life.
@@ -185,53 +188,6 @@ pub(super) async fn open(
         acks: Arc::default(),
     };
     Ok((durable, info))
-}
-
-/// Warns of durables of the program's groups that no handler has any more: their messages wait for nobody.
-pub(super) async fn warn_of_unused(link: &Link, streams: &[String], used: &[Subscription]) {
-    for stream in streams {
-        // It is a courtesy: what can't be asked isn't reported.
-        for info in durables_of(link, stream).await.unwrap_or_default() {
-            let metadata = info.config.get("metadata");
-            let of = |key| metadata.and_then(|metadata| metadata.get(key)).and_then(Value::as_str);
-            let (Some(group), Some(subject)) = (of(GROUP_KEY), of(SUBJECT_KEY)) else {
-                continue;
-            };
-            let ours = used.iter().any(|wish| wish.group == group);
-            if ours && !used.iter().any(|wish| wish.group == group && wish.subject == subject) {
-                let durable = info.text("durable_name");
-                tracing::warn!(
-                    stream,
-                    durable,
-                    group,
-                    subject,
-                    "a durable has no handler any more; delete it if that is meant"
-                );
-            }
-        }
-    }
-}
-
-/// Every durable of a stream. The server gives them by pages.
-async fn durables_of(link: &Link, stream: &str) -> Result<Vec<DurableInfo>, Unanswered> {
-    #[derive(Deserialize)]
-    struct Page {
-        #[serde(default)]
-        total: usize,
-        #[serde(default)]
-        consumers: Option<Vec<DurableInfo>>,
-    }
-    let mut all = Vec::new();
-    loop {
-        let question = format!("CONSUMER.LIST.{stream}");
-        let page: Page = link.api(&question, &json!({ "offset": all.len() })).await?;
-        let found = page.consumers.unwrap_or_default();
-        let last = found.is_empty();
-        all.extend(found);
-        if last || all.len() >= page.total {
-            return Ok(all);
-        }
-    }
 }
 
 #[cfg(test)]

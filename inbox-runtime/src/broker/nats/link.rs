@@ -1,72 +1,47 @@
-//! The connection to the servers: made when it is needed, kept by the client library, asked by everybody.
+//! The two connections of a broker, and asking the server over one of them.
 
-use std::{
-    fmt,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, time::Duration};
 
 use async_nats::{
-    Client, Event, Request,
+    Client, Message, Request,
     client::{RequestError, RequestErrorKind},
-    connection::State,
 };
 use bytes::Bytes;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
-use tokio::{
-    sync::{OnceCell, watch},
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 
-use super::config::{self, ANSWER_TIMEOUT, CONNECT_TIMEOUT, RECONNECT_BACKOFF, Settings};
+use super::{
+    config::{ANSWER_TIMEOUT, Settings},
+    control::Control,
+    epochs::Epochs,
+    intake::Intake,
+};
 use crate::{broker::BrokerError, pipeline::text};
 
-/// The connection that the clones, sources and leases of a broker share.
+/// What the clones, sources and leases of a broker share.
+#[derive(Debug)]
 pub(super) struct Link {
     pub(super) settings: Settings,
-    client: OnceCell<Client>,
-    news: Arc<News>,
-}
-
-/// What the client library tells about the connection.
-#[derive(Debug, Default)]
-struct News {
-    /// Grows whenever the connection is lost or made.
-    changes: watch::Sender<u64>,
-    /// There has been one.
-    once: AtomicBool,
-    trouble: Mutex<Option<String>>,
-}
-
-impl News {
-    fn hear(&self, event: &Event) {
-        match event {
-            Event::Connected => {
-                *self.trouble() = None;
-                self.once.store(true, Ordering::SeqCst);
-            }
-            Event::ClientError(error) => *self.trouble() = Some(error.to_string()),
-            Event::ServerError(error) => tracing::warn!(%error, "the NATS server reports an error"),
-            Event::LameDuckMode => tracing::info!("the NATS server is about to stop; another one is looked for"),
-            _ => {}
-        }
-        self.changes.send_modify(|changes| *changes += 1);
-    }
-
-    fn trouble(&self) -> std::sync::MutexGuard<'_, Option<String>> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    /// Over which is asked, acknowledged and published.
+    pub(super) control: Control,
+    /// On which deliveries come.
+    pub(super) intake: Intake,
+    /// Of the streams that were published to.
+    pub(super) epochs: Epochs,
 }
 
 /// Why a question has no answer.
 #[derive(Debug)]
 pub(super) enum Unanswered {
-    /// Nobody answered.
+    /// No server can be reached, or none answered in time: it may have been done.
     Unreachable(String),
+    /// Nobody listens at that subject now.
+    NoResponders(String),
+    /// The right to ask is missing.
+    Denied(String),
+    /// It is more than the server takes.
+    TooLarge(String),
     /// The server refused.
     Refused(Refusal),
 }
@@ -97,15 +72,15 @@ impl Unanswered {
 
 impl From<Unanswered> for BrokerError {
     fn from(unanswered: Unanswered) -> Self {
+        let unavailable = |message| Self::Unavailable { message, source: None };
         match unanswered {
-            Unanswered::Unreachable(why) => Self::Unavailable {
-                message: why,
-                source: None,
-            },
-            Unanswered::Refused(refusal) if refusal.code >= 500 => Self::Unavailable {
-                message: format!("the NATS server refused: {refusal}"),
-                source: None,
-            },
+            Unanswered::Unreachable(why)
+            | Unanswered::NoResponders(why)
+            | Unanswered::Denied(why)
+            | Unanswered::TooLarge(why) => unavailable(why),
+            Unanswered::Refused(refusal) if refusal.code >= 500 => {
+                unavailable(format!("the NATS server refused: {refusal}"))
+            }
             Unanswered::Refused(refusal) => Self::Invalid(format!("the NATS server refused: {refusal}")),
         }
     }
@@ -114,119 +89,52 @@ impl From<Unanswered> for BrokerError {
 impl Link {
     pub(super) fn new(settings: Settings) -> Self {
         Self {
+            control: Control::new(settings.clone()),
+            intake: Intake::new(settings.clone()),
+            epochs: Epochs::default(),
             settings,
-            client: OnceCell::new(),
-            news: Arc::default(),
         }
     }
 
-    /// The client, which connects in the background if no server can be reached now. Fails when the servers refuse us,
-    /// or a file that is needed can't be read.
-    pub(super) async fn client(&self) -> Result<&Client, BrokerError> {
-        self.client.get_or_try_init(|| self.connect()).await
+    /// Fails unless both connections are there.
+    pub(super) async fn connected(&self) -> Result<(), BrokerError> {
+        self.control.connected().await?;
+        self.intake.connected().await
     }
 
-    async fn connect(&self) -> Result<Client, BrokerError> {
-        let addresses = self.settings.addresses();
-        let deadline = Instant::now() + CONNECT_TIMEOUT * 2;
-        let why = match timeout_at(deadline, self.options()?.connect(&addresses[..])).await {
-            Ok(Ok(client)) => return Ok(client),
-            Ok(Err(error)) if config::refuses(&error) => {
-                return Err(BrokerError::Invalid(format!(
-                    "the NATS server at {} lets nobody in with these credentials: {}",
-                    self.settings.shown(),
-                    text(&error)
-                )));
-            }
-            Ok(Err(error)) => text(&error),
-            Err(_) => "nobody answered in time".to_owned(),
-        };
-        tracing::warn!(
-            servers = self.settings.shown(),
-            error = why,
-            "no NATS server can be reached; trying again"
-        );
-        *self.news.trouble() = Some(why);
-        let options = self.options()?.retry_on_initial_connect();
-        let connected = options.connect(&addresses[..]).await;
-        connected.map_err(|error| BrokerError::Invalid(format!("the URL of NATS can't be used: {}", text(&error))))
-    }
-
-    fn options(&self) -> Result<async_nats::ConnectOptions, BrokerError> {
-        let options = self.settings.options().map_err(BrokerError::Invalid)?;
-        let (news, known) = (self.news.clone(), self.news.clone());
-        let options = options.reconnect_delay_callback(move |attempts| match attempts {
-            0 | 1 if !known.once.load(Ordering::SeqCst) => Duration::ZERO,
-            attempts => RECONNECT_BACKOFF.bound(u32::try_from(attempts).unwrap_or(u32::MAX)),
-        });
-        Ok(options.event_callback(move |event| {
-            news.hear(&event);
-            std::future::ready(())
-        }))
-    }
-
-    /// Whether there is a connection now.
-    pub(super) fn is_connected(&self) -> bool {
-        let client = self.client.get();
-        client.is_some_and(|client| client.connection_state() == State::Connected)
-    }
-
-    /// The client, if it is connected.
-    pub(super) async fn connected(&self) -> Result<&Client, BrokerError> {
-        let client = self.client().await?;
-        if client.connection_state() == State::Connected {
-            return Ok(client);
-        }
-        Err(BrokerError::Unavailable {
-            message: self.unreachable(),
-            source: None,
-        })
-    }
-
-    fn unreachable(&self) -> String {
-        let why = self
-            .news
-            .trouble()
-            .clone()
-            .unwrap_or_else(|| "the connection is lost".to_owned());
-        format!("no NATS server can be reached at {}: {why}", self.settings.shown())
-    }
-
-    /// How often a connection was made. It has grown before a new connection is known to be there; the news of it comes later.
-    pub(super) fn connects(&self) -> u64 {
-        let client = self.client.get();
-        client.map_or(0, |client| client.statistics().connects.load(Ordering::SeqCst))
-    }
-
-    /// What changes whenever the connection is lost or made.
-    pub(super) fn changes(&self) -> watch::Receiver<u64> {
-        self.news.changes.subscribe()
-    }
-
-    /// Waits until there is a connection, at most until `deadline`.
-    pub(super) async fn wait_connected(&self, deadline: Instant) -> Result<&Client, BrokerError> {
-        let mut changes = self.changes();
+    /// Waits until both connections are there, at most until `deadline`.
+    pub(super) async fn wait_connected(&self, deadline: Instant) -> Result<(), BrokerError> {
+        let (mut control, mut intake) = (self.control.changes(), self.intake.changes());
         loop {
             let error = match self.connected().await {
-                Ok(client) => return Ok(client),
+                Ok(()) => return Ok(()),
                 Err(error @ BrokerError::Invalid(_)) => return Err(error),
                 Err(error) => error,
             };
-            // The sender lives as long as this. An event may be lost in a crowd of them, so the wait is short.
-            let look = deadline.min(Instant::now() + Duration::from_millis(500));
-            let _ = timeout_at(look, changes.changed()).await;
             if Instant::now() >= deadline {
-                return match self.connected().await {
-                    Ok(client) => Ok(client),
-                    Err(_) => Err(error),
-                };
+                return Err(error);
             }
+            // An event may be lost in a crowd of them, so the wait is short.
+            let look = deadline.min(Instant::now() + Duration::from_millis(500));
+            let changed = async {
+                tokio::select! {
+                    _ = control.changed() => {}
+                    _ = intake.changed() => {}
+                }
+            };
+            let _ = timeout_at(look, changed).await;
         }
     }
 
-    /// Asks and waits for the answer; a connection that is lost in between ends the wait.
-    pub(super) async fn ask(&self, subject: String, payload: Bytes) -> Result<Bytes, Unanswered> {
-        self.ask_within(subject, payload, ANSWER_TIMEOUT).await
+    /// Asks and waits for the answer; a connection that is lost in between ends the wait, and a missing right does.
+    pub(super) async fn request(&self, subject: &str, request: Request) -> Result<Message, Unanswered> {
+        let client = self.control.connected().await;
+        let client = client.map_err(|error| Unanswered::Unreachable(text(&error)))?;
+        let answer = tokio::select! {
+            answer = client.send_request(subject.to_owned(), request) => answer,
+            why = self.in_vain(&client, subject) => return Err(why),
+        };
+        answer.map_err(|error| self.why(&error, subject))
     }
 
     pub(super) async fn ask_within(
@@ -235,43 +143,54 @@ impl Link {
         payload: Bytes,
         wait: Duration,
     ) -> Result<Bytes, Unanswered> {
-        let client = self
-            .connected()
-            .await
-            .map_err(|error| Unanswered::Unreachable(text(&error)))?;
         let request = Request::new().payload(payload).timeout(Some(wait));
-        let answer = tokio::select! {
-            answer = client.send_request(subject, request) => answer,
-            () = self.lost(client) => return Err(Unanswered::Unreachable(self.unreachable())),
-        };
-        answer
-            .map(|message| message.payload)
-            .map_err(|error| Unanswered::Unreachable(self.why(&error)))
+        self.request(&subject, request).await.map(|message| message.payload)
     }
 
-    /// Returns when the connection is lost that there is now.
-    async fn lost(&self, client: &Client) {
-        let mut changes = self.changes();
-        let connects = self.connects();
-        while client.connection_state() == State::Connected && self.connects() == connects {
+    /// Returns when the connection is lost that there is now, or the server denies the subject.
+    async fn in_vain(&self, client: &Client, subject: &str) -> Unanswered {
+        let mut changes = self.control.changes();
+        let connects = self.control.connects();
+        let before = self.control.denied(subject).map_or(0, |(times, _)| times);
+        loop {
+            if let Some((times, words)) = self.control.denied(subject)
+                && times > before
+            {
+                return Unanswered::Denied(format!(
+                    "the NATS server denies it: {words}; give this program's user the right to publish to `{subject}`"
+                ));
+            }
+            let connected = client.connection_state() == async_nats::connection::State::Connected;
+            if !connected || self.control.connects() != connects || !self.control.is_connected() {
+                return Unanswered::Unreachable(self.control.unreachable());
+            }
             // The sender lives as long as this.
             let _ = changes.changed().await;
         }
     }
 
-    fn why(&self, error: &RequestError) -> String {
+    fn why(&self, error: &RequestError, subject: &str) -> Unanswered {
         match error.kind() {
-            RequestErrorKind::NoResponders => {
-                format!(
-                    "nobody answers at {}: is JetStream on, and the durable there?",
+            RequestErrorKind::NoResponders => Unanswered::NoResponders(format!(
+                "nobody answers at `{subject}` on the NATS server at {}: is JetStream on, and what was asked there?",
+                self.settings.shown()
+            )),
+            RequestErrorKind::TimedOut => Unanswered::Unreachable(match self.control.deaf() {
+                Some(words) => format!(
+                    "no answer of the NATS server at {} can be heard: {words}; give this program's user the right to subscribe \
+                     to its inbox, or set `inbox_prefix` to what it may subscribe to",
                     self.settings.shown()
-                )
-            }
-            RequestErrorKind::TimedOut => {
-                format!("the NATS server at {} did not answer in time", self.settings.shown())
-            }
-            _ => text(error),
+                ),
+                None => format!("the NATS server at {} did not answer in time", self.settings.shown()),
+            }),
+            RequestErrorKind::MaxPayloadExceeded => Unanswered::TooLarge(text(error)),
+            _ => Unanswered::Unreachable(text(error)),
         }
+    }
+
+    /// The subject of a question to JetStream's own interface.
+    pub(super) fn api_subject(&self, question: &str) -> String {
+        format!("{}.{question}", self.settings.api_prefix())
     }
 
     /// Asks JetStream's own interface.
@@ -280,7 +199,9 @@ impl Link {
             Value::Null => Bytes::new(),
             body => body.to_string().into(),
         };
-        let answer = self.ask(format!("$JS.API.{question}"), body).await?;
+        let answer = self
+            .ask_within(self.api_subject(question), body, ANSWER_TIMEOUT)
+            .await?;
         read_answer(&answer)
     }
 }
@@ -296,12 +217,4 @@ pub(super) fn read_answer<T: DeserializeOwned>(answer: &[u8]) -> Result<T, Unans
         return Err(Unanswered::Refused(refusal));
     }
     serde_json::from_slice(answer).map_err(unreadable)
-}
-
-impl fmt::Debug for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link")
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
-    }
 }

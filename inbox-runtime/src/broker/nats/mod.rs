@@ -8,19 +8,15 @@
 //!                                          due
 //! ```
 //!
-//! `link` is the connection; `stream`, `durable` and `settings` are what must be there on the server; `source` pulls, with
-//! `open` to have something to pull from and `arrive` for what comes; `ack` settles; `rescue` is the way around messages that
-//! the client library can't read.
+//! `link` has two connections: `control` (the client library's), over which is asked, acknowledged and published, and `intake`
+//! (`dial`, `wire`), on which deliveries come and which we read ourselves: the library gives up at a header that it can't read,
+//! and so one message would keep all others from coming. `login` and `tls` say who we are. `stream`, `durable` and `settings` are
+//! what must be there on the server, and `observe` looks whether it still is; `source` pulls, with `open` to have something to
+//! pull from and `arrive` for what comes; `ack` settles; `publish` sends.
 
 use std::sync::Arc;
 
-use serde::Deserialize;
-
-use self::{
-    config::Settings,
-    link::{Link, read_answer},
-    stream::StreamInfo,
-};
+use self::{config::Settings, link::Link};
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
     delivery::Message,
@@ -31,16 +27,24 @@ mod ack;
 mod acks;
 mod arrive;
 mod config;
+mod control;
+mod dial;
 mod durable;
+mod epochs;
 mod headers;
+mod intake;
+mod left_behind;
 mod link;
+mod login;
+mod observe;
 mod open;
+mod publish;
 mod reply;
-mod rescue;
 mod settings;
 mod source;
 mod stream;
 mod tls;
+mod wire;
 
 pub use self::{ack::NatsLease, source::NatsSource};
 
@@ -72,6 +76,11 @@ pub use self::{ack::NatsLease, source::NatsSource};
 /// | `cert=FILE`, `key=FILE` | the client's own certificate and its key, in PEM |
 /// | `tls_first=true` | TLS begins before the server says anything |
 /// | `create_stream=NAME:SUBJECTS` | makes that stream if it is missing; subjects are separated by commas |
+/// | `domain=NAME` | JetStream's domain, as [`domain`](Self::domain) |
+/// | `api_prefix=PREFIX` | what stands before questions to JetStream, as [`api_prefix`](Self::api_prefix) |
+/// | `inbox_prefix=PREFIX` | what stands before the subjects of answers, as [`inbox_prefix`](Self::inbox_prefix) |
+///
+/// Files are read again at each connect, so that credentials and certificates can be replaced on the disk.
 ///
 /// ```
 /// use inbox_runtime::Nats;
@@ -120,12 +129,78 @@ impl Nats {
         name: impl Into<String>,
         subjects: impl IntoIterator<Item = S>,
     ) -> Self {
+        self.with(|settings| {
+            settings.new_streams.push(config::NewStream {
+                name: name.into(),
+                subjects: subjects.into_iter().map(Into::into).collect(),
+            });
+        })
+    }
+
+    /// Asks JetStream in that domain, as that of a hub is asked from a leaf node; the same as the prefix `$JS.<domain>.API`.
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError::Invalid`] when it is empty or has a dot, a wildcard or a space.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), inbox_runtime::BrokerError> {
+    /// let broker = inbox_runtime::Nats::new("nats://127.0.0.1:4222")?.domain("hub")?;
+    /// # let _ = broker;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn domain(self, domain: &str) -> Result<Self, BrokerError> {
+        self.try_with(|settings| settings.set_domain(domain))
+    }
+
+    /// Puts that before every question to JetStream, `$JS.API` by default: what an account calls the interface that it has
+    /// imported from another one.
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError::Invalid`] when it is no subject without wildcards.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), inbox_runtime::BrokerError> {
+    /// let broker = inbox_runtime::Nats::new("nats://127.0.0.1:4222")?.api_prefix("JS.shop.API")?;
+    /// # let _ = broker;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn api_prefix(self, prefix: &str) -> Result<Self, BrokerError> {
+        self.try_with(|settings| settings.set_api_prefix(prefix))
+    }
+
+    /// Puts that before the subjects of answers and deliveries, `_INBOX` by default, so that a program may be given the right to
+    /// its own ones only.
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError::Invalid`] when it is no subject without wildcards.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), inbox_runtime::BrokerError> {
+    /// let broker = inbox_runtime::Nats::new("nats://127.0.0.1:4222")?.inbox_prefix("_INBOX_billing")?;
+    /// # let _ = broker;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn inbox_prefix(self, prefix: &str) -> Result<Self, BrokerError> {
+        self.try_with(|settings| settings.set_inbox_prefix(prefix))
+    }
+
+    /// The same servers with other settings, and connections of its own.
+    fn with(self, change: impl FnOnce(&mut Settings)) -> Self {
         let mut settings = self.link.settings.clone();
-        settings.new_streams.push(config::NewStream {
-            name: name.into(),
-            subjects: subjects.into_iter().map(Into::into).collect(),
-        });
+        change(&mut settings);
         Self::of(settings)
+    }
+
+    fn try_with(self, change: impl FnOnce(&mut Settings) -> Result<(), String>) -> Result<Self, BrokerError> {
+        let mut changed = Ok(());
+        let broker = self.with(|settings| changed = change(settings));
+        changed.map(|()| broker).map_err(BrokerError::Invalid)
     }
 
     /// Publishes a message; returns when a stream has stored it. The message's id goes along as `Nats-Msg-Id`, by which
@@ -133,90 +208,26 @@ impl Nats {
     ///
     /// # Errors
     ///
-    /// [`BrokerError::Invalid`] when the subject is none to publish to, no stream holds it, or NATS can't carry the message
-    /// (a header that is null, not UTF-8 or has a line break; a null payload); [`BrokerError::Unavailable`] when the server
-    /// did not confirm it: it may be stored or not.
+    /// [`BrokerError::Refused`] when this message is never taken: the subject is none to publish to, the right to publish to it
+    /// is missing, it is larger than the server or the stream takes, a condition in its headers isn't met, or NATS can't carry it
+    /// (a header that is null, not UTF-8 or has a line break; a null payload). [`BrokerError::NotNow`] when no stream holds the
+    /// subject or its leader is being elected, or the stream is full and discards nothing. [`BrokerError::Unavailable`] when no
+    /// server can be reached, or none confirmed the message: it may be stored or not.
     ///
     /// # Cancel safety
     ///
     /// Dropped half-way, the message is either published or not.
     pub async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
-        names::check_publish_subject(&message.subject).map_err(BrokerError::Invalid)?;
-        let Some(payload) = message.payload else {
-            return Err(BrokerError::Invalid(
-                "NATS has no null payload; send an empty one".to_owned(),
-            ));
-        };
-        let mut headers = headers::to_map(&message.headers)?;
-        if message.headers.get(MSG_ID).is_none()
-            && let Some(id) = message
-                .headers
-                .get("message_id")
-                .and_then(|id| std::str::from_utf8(id).ok())
-            && !id.trim().is_empty()
-        {
-            headers.insert(MSG_ID, id);
-        }
-        let client = self.link.connected().await?;
-        for attempt in 0.. {
-            let request = async_nats::Request::new()
-                .headers(headers.clone())
-                .payload(payload.clone());
-            match client.send_request(message.subject.clone(), request).await {
-                Ok(answer) => return self.published(&answer.payload).await,
-                Err(error) if error.kind() == async_nats::client::RequestErrorKind::NoResponders => {
-                    if attempt > 0 || !self.make_stream_for(&message.subject).await? {
-                        return Err(BrokerError::Invalid(format!(
-                            "no stream holds the subject {}",
-                            message.subject
-                        )));
-                    }
-                }
-                Err(error) => return Err(BrokerError::unavailable("the server did not confirm a message", error)),
-            }
-        }
-        unreachable!("the second attempt ends it")
-    }
-
-    async fn published(&self, answer: &[u8]) -> Result<Published, BrokerError> {
-        #[derive(Deserialize)]
-        struct Stored {
-            stream: String,
-            seq: u64,
-            #[serde(default)]
-            duplicate: bool,
-        }
-        let stored: Stored = read_answer(answer)?;
-        let info = StreamInfo::of(&self.link, &stored.stream).await?;
-        let mut published = Published::new(durable::position(&stored.stream, info.created(), stored.seq));
-        published.duplicate = stored.duplicate;
-        Ok(published)
-    }
-
-    /// Makes the stream that was asked for with that subject. Returns whether there is one.
-    async fn make_stream_for(&self, subject: &str) -> Result<bool, BrokerError> {
-        let streams = &self.link.settings.new_streams;
-        let fits = |stream: &&config::NewStream| {
-            stream
-                .subjects
-                .iter()
-                .any(|one| crate::broker::subject::overlap(one, subject))
-        };
-        match streams.iter().find(fits) {
-            Some(stream) => Ok(stream::make_stream(&self.link, stream).await.map(|_| true)?),
-            None => Ok(false),
-        }
+        publish::publish(&self.link, message).await
     }
 }
-
-const MSG_ID: &str = "Nats-Msg-Id";
 
 impl Broker for Nats {
     type Source = NatsSource;
 
     async fn describe(&self) -> Result<String, BrokerError> {
         let servers = self.link.settings.shown();
-        match self.link.connected().await {
+        match self.link.control.connected().await {
             Ok(client) => {
                 let info = client.server_info();
                 Ok(format!("NATS {} (JetStream, {servers})", info.version))
@@ -237,14 +248,12 @@ impl Broker for Nats {
             source.open_at_start().await?;
             sources.push(source);
         }
-        let mut streams: Vec<_> = sources
-            .iter()
-            .filter_map(NatsSource::stream)
-            .map(str::to_owned)
-            .collect();
+        let used: Vec<_> = sources.iter().filter_map(NatsSource::used).collect();
+        let mut streams: Vec<_> = used.iter().map(|used| used.stream.clone()).collect();
         streams.sort_unstable();
         streams.dedup();
-        durable::warn_of_unused(&self.link, &streams, &subscriptions).await;
+        left_behind::warn_of_unused(&self.link, &streams, &subscriptions).await;
+        tokio::spawn(left_behind::warn_of_left_behind(self.link.clone(), used));
         Ok(sources)
     }
 

@@ -1,15 +1,16 @@
 //! Opening a source, seeing to it that its durable is there, and saying what it waits for.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use async_nats::Subscriber;
-use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
     config::{OPEN_BACKOFF, SHORT_WAIT},
     durable::{self, Durable, DurableInfo, Known, OpenError},
-    rescue::rescue,
+    intake::Subscriber,
+    left_behind::Used,
+    link::Link,
+    observe::{self, Observer, Seen},
     source::NatsSource,
 };
 use crate::{broker::BrokerError, pipeline::text};
@@ -29,10 +30,25 @@ pub(super) struct Open {
     pub(super) last: u64,
     /// Until when everything that had arrived was taken out.
     pub(super) emptied: Instant,
-    /// When the server was last asked how the durable is.
-    pub(super) looked: Instant,
+    /// How the durable is, as of a few seconds ago.
+    pub(super) observer: Observer,
     /// How often a connection had been made.
     pub(super) connects: u64,
+}
+
+impl Open {
+    /// What is subscribed to.
+    fn answers(&self) -> String {
+        format!("{}.*", self.inbox)
+    }
+
+    /// Where is asked for messages.
+    pub(super) fn question(&self, link: &Link) -> String {
+        link.api_subject(&format!(
+            "CONSUMER.MSG.NEXT.{}.{}",
+            self.durable.stream, self.durable.name
+        ))
+    }
 }
 
 /// A request that the server holds.
@@ -66,9 +82,12 @@ impl NatsSource {
         }
     }
 
-    /// The stream that it reads.
-    pub(super) fn stream(&self) -> Option<&str> {
-        self.open.as_ref().map(|open| open.durable.stream.as_str())
+    /// The durable that it reads.
+    pub(super) fn used(&self) -> Option<Used> {
+        self.open.as_ref().map(|open| Used {
+            stream: open.durable.stream.clone(),
+            durable: open.durable.name.clone(),
+        })
     }
 
     pub(super) async fn try_open(&mut self) -> Result<(), OpenError> {
@@ -76,46 +95,45 @@ impl NatsSource {
         if let Some(previous) = self.previous.take() {
             previous.found(&durable);
         }
-        let not_yet = |error: BrokerError| OpenError::NotYet(text(&error));
-        let client = self.link.connected().await.map_err(not_yet)?;
-        let inbox = client.new_inbox();
-        let subscribed = async |subject: String| {
-            let subscribed = client.subscribe(subject).await;
-            subscribed.map_err(|error| OpenError::NotYet(text(&error)))
-        };
-        let incoming = subscribed(format!("{inbox}.*")).await?;
-        let obituary = subscribed(format!("$JS.EVENT.ADVISORY.STREAM.DELETED.{}", durable.stream)).await?;
-        let now = Instant::now();
+        let connected = self.link.intake.connected().await;
+        connected.map_err(|error| OpenError::NotYet(text(&error)))?;
+        let inbox = self.link.settings.new_inbox();
+        let incoming = self.link.intake.subscribe(format!("{inbox}.*"));
+        let advisory = format!("$JS.EVENT.ADVISORY.STREAM.DELETED.{}", durable.stream);
+        let obituary = self.link.intake.subscribe(advisory);
         self.learn(&durable, &info);
+        let durable = Arc::new(durable);
         self.open = Some(Open {
-            durable: Arc::new(durable),
+            observer: Observer::start(
+                self.link.clone(),
+                durable.clone(),
+                self.wish.clone(),
+                self.status.clone(),
+            ),
+            durable,
             inbox,
             incoming,
             obituary,
             number: 0,
             asked: None,
             last: 0,
-            emptied: now,
-            looked: now,
-            connects: self.link.connects(),
+            emptied: Instant::now(),
+            connects: self.link.intake.connects(),
         });
         self.failures = 0;
         self.go_on();
-        // What was delivered to an earlier process and broke its connection.
-        self.rescue().await;
         Ok(())
     }
 
     /// Notes what the server says about the durable.
     pub(super) fn learn(&mut self, durable: &Durable, info: &DurableInfo) {
         self.ack_wait = info.ack_wait();
-        self.delivered = info.delivered.stream_seq;
         self.known = Some(Known {
             stream: durable.stream.clone(),
             stream_created: durable.stream_created,
             floor: info.ack_floor.stream_seq,
         });
-        self.status.set_lag(Some(info.num_pending + info.num_ack_pending));
+        self.status.set_lag(Some(info.unsettled()));
         if info.paused {
             self.status.wait(&self.name, "the durable is paused on the server");
         } else {
@@ -153,6 +171,30 @@ impl NatsSource {
         self.wait(why);
     }
 
+    /// Which right is missing without which nothing comes.
+    fn denied(&self) -> Option<String> {
+        let open = self.open.as_ref()?;
+        let (answers, question) = (open.answers(), open.question(&self.link));
+        let denied = |subject: &str| self.link.intake.denied(subject);
+        if let Some(words) = denied(&answers) {
+            return Some(format!(
+                "the NATS server denies it: {words}; give this program's user the right to subscribe to its inbox, or set \
+                 `inbox_prefix` to what it may subscribe to"
+            ));
+        }
+        let words = denied(&question)?;
+        Some(format!(
+            "the NATS server denies it: {words}; give this program's user the right to publish to `{question}`"
+        ))
+    }
+
+    /// Something came: what was denied isn't any more.
+    pub(super) fn granted(&self) {
+        if let (Some(open), Some(_)) = (&self.open, &self.why) {
+            self.link.intake.granted(&open.question(&self.link));
+        }
+    }
+
     /// Waits until it is open and connected, at most until `deadline`.
     pub(super) async fn be_open(&mut self, deadline: Instant) -> Result<(), BrokerError> {
         loop {
@@ -166,7 +208,10 @@ impl NatsSource {
                 continue;
             }
             if self.open.is_some() {
-                self.go_on();
+                match self.denied() {
+                    Some(why) => self.wait(&why),
+                    None => self.go_on(),
+                }
                 return Ok(());
             }
             if self.next_try > Instant::now() {
@@ -196,6 +241,8 @@ impl NatsSource {
                 "the durable is gone or has changed; looking for it"
             );
             open.durable.lost();
+            self.status.go_on(&observe::stream_part(&open.durable));
+            self.status.set_lag(None);
             self.previous = Some(open.durable);
         }
         self.failures += 1;
@@ -204,46 +251,58 @@ impl NatsSource {
         }
     }
 
-    /// Asks the server how the durable is, if that wasn't done for a while.
-    pub(super) async fn look(&mut self, interval: Duration) {
-        let Some(open) = self.open.as_mut().filter(|open| open.looked.elapsed() >= interval) else {
-            return;
-        };
-        open.looked = Instant::now();
+    /// Takes in what was seen of the durable since the last time.
+    pub(super) fn heed(&mut self) {
+        let Some(open) = &mut self.open else { return };
+        let Some(seen) = open.observer.seen() else { return };
+        self.take_in(seen);
+    }
+
+    /// Asks the server how the durable is.
+    pub(super) async fn look(&mut self) {
+        let Some(open) = &self.open else { return };
         let durable = open.durable.clone();
-        let question = format!("CONSUMER.INFO.{}.{}", durable.stream, durable.name);
-        let info: Result<DurableInfo, _> = self.link.api(&question, &Value::Null).await;
-        match info {
-            Ok(info) if info.created == durable.created => self.learn(&durable, &info),
-            Ok(_) => self.lose(),
-            Err(error) if error.is_not_found() => self.lose(),
-            Err(error) => tracing::debug!(durable = self.name, ?error, "the durable could not be looked at"),
+        if let Some(seen) = observe::look(&self.link, &durable, &self.wish).await {
+            self.take_in(seen);
         }
     }
 
-    /// After the connection was made anew: what was asked is forgotten, and something may have broken it.
-    pub(super) async fn mind_connection(&mut self) {
-        let connects = self.link.connects();
+    fn take_in(&mut self, seen: Seen) {
+        let Some(open) = &self.open else { return };
+        let durable = open.durable.clone();
+        let Seen::There { info, streams } = seen else {
+            return self.lose();
+        };
+        self.learn(&durable, &info);
+        let part = observe::stream_part(&durable);
+        match observe::elsewhere(&durable, &self.wish.subject, streams.as_deref(), &info) {
+            None => self.status.go_on(&part),
+            Some(_) if observe::is_drained(&durable, streams.as_deref(), &info) && self.ready.is_empty() => {
+                self.status.go_on(&part);
+                self.move_on(&durable);
+            }
+            Some(why) => self.status.wait(part, why),
+        }
+    }
+
+    /// The subject is held by another stream now, and everything of this one is settled.
+    fn move_on(&mut self, durable: &Durable) {
+        tracing::warn!(
+            durable = self.name,
+            stream = durable.stream,
+            "the subject is held by another stream by now; all of this one is settled, and that one is read from here on"
+        );
+        // Its leases are settled; late words about them mean this durable still.
+        self.open = None;
+        self.status.set_lag(None);
+    }
+
+    /// After the connection was made anew what was asked is forgotten.
+    pub(super) fn mind_connection(&mut self) {
+        let connects = self.link.intake.connects();
         if let Some(open) = self.open.as_mut().filter(|open| open.connects != connects) {
             open.connects = connects;
             open.asked = None;
-            self.rescue().await;
-        }
-    }
-
-    pub(super) async fn rescue(&mut self) {
-        let Some(open) = &self.open else { return };
-        match rescue(
-            &self.link,
-            &open.durable,
-            &self.wish.subject,
-            &self.rescued,
-            self.delivered,
-        )
-        .await
-        {
-            Ok(found) => self.ready.extend(found),
-            Err(error) => tracing::debug!(?error, "it could not be looked for messages that break the connection"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The settings of a durable: what they must be, correcting one that has others, making a new one.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value, json};
 
@@ -76,8 +76,11 @@ pub(super) async fn adjust(
     let refused = |field: &str, wanted: &str, actual: &str| {
         OpenError::Wrong(format!(
             "the durable {name} of the stream {} has {field} `{actual}`, but `{wanted}` is wanted and the server can't \
-             change that; delete the durable (what was handled is in the inbox), or use another group",
-            stream.config.name
+             change that. Use another group; or delete the durable, and the group begins anew where `start` says, so write \
+             start = \"sequence:{}\", behind the last message up to which it has acknowledged all: otherwise messages whose \
+             rows in the inbox are gone, and those of handlers without a claim, are handled again",
+            stream.config.name,
+            info.ack_floor.stream_seq + 1
         ))
     };
     for (field, wanted) in [
@@ -161,11 +164,12 @@ pub(super) async fn make(
         json!({ GROUP_KEY: wish.group, SUBJECT_KEY: wish.subject }),
     );
     config.extend(fixed(wish, stream).map(|(field, value)| (field.to_owned(), value)));
-    let start = begin(&mut config, wish, stream, known);
+    let start = begin(&mut config, wish, stream, known)?;
     let body = json!({ "stream_name": stream.config.name, "config": config, "action": "create" });
     let question = format!("CONSUMER.CREATE.{}.{name}", stream.config.name);
     match link.api(&question, &body).await {
         Ok(info) => {
+            warn_of_lost_place(wish, stream, known);
             warn_of_cap(wish, stream);
             let stream = &stream.config.name;
             tracing::info!(
@@ -194,25 +198,68 @@ pub(super) async fn make(
 
 const CONSUMER_EXISTS: u64 = 10148;
 
+/// A group that begins although the database has records of it has lost its place in the stream.
+fn warn_of_lost_place(wish: &Subscription, stream: &StreamInfo, known: Option<&Known>) {
+    if wish.known && known.is_none() && wish.start == StartPosition::New {
+        tracing::warn!(
+            group = wish.group,
+            subject = wish.subject,
+            stream = stream.config.name,
+            "the database has records of the group, but its durable is gone; it begins with the first message of the stream and \
+             not with new ones, so that nothing is skipped: what was handled is deduplicated by message id"
+        );
+    }
+}
+
 /// Sets where a new durable begins; says it in words.
-fn begin(config: &mut Map<String, Value>, wish: &Subscription, stream: &StreamInfo, known: Option<&Known>) -> String {
+fn begin(
+    config: &mut Map<String, Value>,
+    wish: &Subscription,
+    stream: &StreamInfo,
+    known: Option<&Known>,
+) -> Result<String, OpenError> {
     // A work queue keeps nothing that is settled, and takes no other beginning.
     let queue = stream.config.retention == "workqueue";
-    let (policy, words) = match known {
-        Some(known) if known.stream == stream.config.name && known.stream_created == stream.created() && !queue => {
-            config.insert("opt_start_seq".to_owned(), json!(known.floor + 1));
-            (
-                "by_start_sequence",
-                format!("after message {}, up to which all were settled", known.floor),
-            )
+    let begun = match (known, wish.start) {
+        (Some(known), _)
+            if known.stream == stream.config.name && known.stream_created == stream.created() && !queue =>
+        {
+            let words = format!("after message {}, up to which all were settled", known.floor);
+            (Some(json!(known.floor + 1)), "by_start_sequence", words)
         }
         // All of a stream that was made anew came while we were subscribed.
-        Some(_) => ("all", "with the first message of the new stream".to_owned()),
-        None if wish.start == StartPosition::New && !queue => ("new", StartPosition::New.to_string()),
-        None => ("all", StartPosition::First.to_string()),
+        (Some(_), _) => (None, "all", "with the first message of the new stream".to_owned()),
+        (None, StartPosition::New) if !queue && !wish.known => (None, "new", wish.start.to_string()),
+        (None, StartPosition::Sequence(_) | StartPosition::Time(_)) if queue => {
+            return Err(OpenError::Wrong(format!(
+                "the stream {} has retention `workqueue`, of which every message is handled; write start = \"first\" in place \
+                 of start = \"{}\"",
+                stream.config.name, wish.start
+            )));
+        }
+        (None, StartPosition::Sequence(sequence)) => {
+            (Some(json!(sequence)), "by_start_sequence", wish.start.to_string())
+        }
+        (None, StartPosition::Time(millis)) => (Some(json!(rfc3339(millis))), "by_start_time", wish.start.to_string()),
+        (None, _) => (None, "all", StartPosition::First.to_string()),
     };
+    let (value, policy, words) = begun;
+    if let Some(value) = value {
+        let field = if policy == "by_start_time" {
+            "opt_start_time"
+        } else {
+            "opt_start_seq"
+        };
+        config.insert(field.to_owned(), value);
+    }
     config.insert("deliver_policy".to_owned(), json!(policy));
-    words
+    Ok(words)
+}
+
+/// A time, in milliseconds since 1970, as the server reads it.
+fn rfc3339(millis: i64) -> String {
+    let time = SystemTime::UNIX_EPOCH + Duration::from_millis(u64::try_from(millis).unwrap_or_default());
+    humantime::format_rfc3339_millis(time).to_string()
 }
 
 #[cfg(test)]

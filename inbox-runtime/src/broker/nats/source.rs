@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use futures_util::{StreamExt, future::join_all};
+use futures_util::future::join_all;
 use tokio::{
     runtime::Handle,
     time::{Instant, timeout_at},
@@ -11,11 +11,10 @@ use tokio::{
 use super::{
     ack::NatsLease,
     arrive::Arrived,
-    config::{ANSWER_TIMEOUT, LOOK_INTERVAL, PULL_EXPIRES, SHORT_WAIT},
+    config::{ANSWER_TIMEOUT, PULL_EXPIRES, SHORT_WAIT},
     durable::{Durable, Known},
     link::Link,
     open::Open,
-    rescue::Rescued,
 };
 use crate::{
     broker::{BrokerError, Lease, Source, SourceStatus, Subscription},
@@ -44,9 +43,8 @@ pub struct NatsSource {
     pub(super) why: Option<String>,
     /// What was received and not handed over.
     pub(super) ready: VecDeque<(Delivery, NatsLease)>,
-    /// The last message that was delivered to anybody when it was last asked.
-    pub(super) delivered: u64,
-    pub(super) rescued: Rescued,
+    /// How many delete markers were acknowledged without a handler.
+    pub(super) skipped: u64,
     pub(super) closed: bool,
 }
 
@@ -65,8 +63,7 @@ impl NatsSource {
             next_try: Instant::now(),
             why: None,
             ready: VecDeque::new(),
-            delivered: 0,
-            rescued: Rescued::default(),
+            skipped: 0,
             closed: false,
         }
     }
@@ -92,30 +89,43 @@ impl NatsSource {
         // Again where the connection was lost in the midst of it.
         for _ in 0..5 {
             self.be_open(Instant::now() + SHORT_WAIT).await?;
-            self.mind_connection().await;
+            self.mind_connection();
+            self.heed();
             self.take_arrived();
-            if !self.ready.is_empty() {
+            if !self.ready.is_empty() || self.asked_for_ready(max).await {
                 return Ok(());
-            }
-            let connects = self.link.connects();
-            let Ok(number) = self.ask(max, None).await else {
-                continue;
-            };
-            let deadline = Instant::now() + ANSWER_TIMEOUT;
-            while Instant::now() < deadline && self.link.is_connected() && self.link.connects() == connects {
-                match self.next(deadline).await {
-                    Arrived::Delivery => {
-                        self.take_arrived();
-                        return Ok(());
-                    }
-                    Arrived::Over(over) if over == number => return Ok(()),
-                    Arrived::Gone => break,
-                    Arrived::Over(_) | Arrived::Nothing => {}
-                }
             }
         }
         let message = "the NATS server did not say what is ready".to_owned();
         Err(BrokerError::Unavailable { message, source: None })
+    }
+
+    /// Asks for what is ready. Returns whether that is known; if not, it must be asked again.
+    async fn asked_for_ready(&mut self, max: usize) -> bool {
+        let connects = self.link.intake.connects();
+        let Some(mut number) = self.ask(max, None) else {
+            return false;
+        };
+        let mut deadline = Instant::now() + ANSWER_TIMEOUT;
+        let mut left = max;
+        while Instant::now() < deadline && self.link.intake.is_connected() && self.link.intake.connects() == connects {
+            match self.next(deadline).await {
+                Arrived::Delivery => {
+                    self.take_arrived();
+                    return true;
+                }
+                Arrived::Over(over) if over == number => return true,
+                Arrived::Gone => return false,
+                Arrived::Skipped if left > 1 => left -= 1,
+                // All that was asked for were delete markers.
+                Arrived::Skipped => match self.ask(max, None) {
+                    Some(next) => (number, left, deadline) = (next, max, Instant::now() + ANSWER_TIMEOUT),
+                    None => return false,
+                },
+                Arrived::Over(_) | Arrived::Nothing => {}
+            }
+        }
+        false
     }
 
     /// What comes until `deadline`.
@@ -124,8 +134,8 @@ impl NatsSource {
             if self.be_open(deadline).await.is_err() {
                 return;
             }
-            self.mind_connection().await;
-            self.look(LOOK_INTERVAL).await;
+            self.mind_connection();
+            self.heed();
             self.take_arrived();
             let now = Instant::now();
             if !self.ready.is_empty() || now >= deadline {
@@ -136,11 +146,11 @@ impl NatsSource {
                 None => {
                     let wait = (deadline - now).clamp(Duration::from_millis(10), PULL_EXPIRES);
                     // Not connected any more, which the next round sees.
-                    let _ = self.ask(max, Some(wait)).await;
+                    let _ = self.ask(max, Some(wait));
                 }
                 Some(asked) if asked.over <= now => {
                     open.asked = None;
-                    self.look(Duration::ZERO).await;
+                    self.look().await;
                 }
                 Some(asked) => {
                     let until = asked.over.min(deadline);
@@ -186,13 +196,19 @@ impl Source for NatsSource {
             };
             match timeout_at(over, open.incoming.next()).await {
                 Ok(Some(message)) => {
-                    self.arrive(&message, Instant::now());
+                    self.arrive(message, Instant::now());
                 }
                 Ok(None) | Err(_) => break,
             }
         }
-        if let Some(mut open) = self.open.take() {
-            let _ = open.incoming.unsubscribe().await;
+        self.open = None;
+        if self.skipped > 0 {
+            tracing::info!(
+                group = self.wish.group,
+                subject = self.wish.subject,
+                skipped = self.skipped,
+                "delete markers were acknowledged without a handler"
+            );
         }
     }
 

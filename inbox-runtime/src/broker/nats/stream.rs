@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
     config::NewStream,
@@ -16,6 +16,15 @@ use crate::broker::{Subscription, subject};
 pub(super) struct StreamInfo {
     created: String,
     pub(super) config: StreamConfig,
+    #[serde(default)]
+    state: StreamState,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct StreamState {
+    /// The subjects of stored messages with the number of each, where that was asked.
+    #[serde(default)]
+    subjects: Option<Map<String, Value>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -23,6 +32,13 @@ pub(super) struct StreamConfig {
     pub(super) name: String,
     #[serde(default)]
     pub(super) subjects: Vec<String>,
+    /// Where messages come from beside its subjects, or under other ones.
+    #[serde(default)]
+    mirror: Value,
+    #[serde(default)]
+    sources: Value,
+    #[serde(default)]
+    subject_transform: Value,
     #[serde(default)]
     pub(super) retention: String,
     #[serde(default)]
@@ -54,9 +70,9 @@ impl StreamInfo {
 pub(super) async fn find_stream(link: &Link, wish: &Subscription) -> Result<StreamInfo, OpenError> {
     if let Some(name) = &wish.stream {
         return match StreamInfo::of(link, name).await {
-            Ok(info) => holds(wish, info),
+            Ok(info) => holds(link, wish, info).await,
             Err(error) if error.is_not_found() => match wanted(link, |stream| stream.name == *name) {
-                Some(stream) => holds(wish, make_stream(link, stream).await?),
+                Some(stream) => holds(link, wish, make_stream(link, stream).await?).await,
                 None => Err(OpenError::NotYet(format!("there is no stream {name}"))),
             },
             Err(error) => Err(error.into()),
@@ -71,7 +87,8 @@ pub(super) async fn find_stream(link: &Link, wish: &Subscription) -> Result<Stre
                 Some(stream) => Ok(make_stream(link, stream).await?),
                 None => Err(OpenError::NotYet(format!(
                     "no stream holds the subject {}; make one that does, or let the program do it: \
-                     `?create_stream=NAME:SUBJECTS` in the URL",
+                     `?create_stream=NAME:SUBJECTS` in the URL; one that has the subject from a source, a mirror or a \
+                     transform is named, as in stream = \"NAME\"",
                     wish.subject
                 ))),
             }
@@ -85,21 +102,25 @@ pub(super) async fn find_stream(link: &Link, wish: &Subscription) -> Result<Stre
     }
 }
 
-fn holds(wish: &Subscription, info: StreamInfo) -> Result<StreamInfo, OpenError> {
-    // A mirror has no subjects of its own.
-    if info.config.subjects.is_empty()
-        || info
-            .config
-            .subjects
-            .iter()
-            .any(|one| subject::overlap(one, &wish.subject))
+/// The stream, unless no message of the subject is in it and none can come. What sources, mirrors and transforms bring is known
+/// to the server only, which makes a durable on any subject.
+async fn holds(link: &Link, wish: &Subscription, info: StreamInfo) -> Result<StreamInfo, OpenError> {
+    let config = &info.config;
+    let brings_others = [&config.mirror, &config.sources, &config.subject_transform];
+    if brings_others.iter().any(|value| !value.is_null())
+        || config.subjects.iter().any(|one| subject::overlap(one, &wish.subject))
     {
+        return Ok(info);
+    }
+    let question = format!("STREAM.INFO.{}", config.name);
+    let asked: StreamInfo = link.api(&question, &json!({ "subjects_filter": wish.subject })).await?;
+    if asked.state.subjects.is_some_and(|subjects| !subjects.is_empty()) {
         return Ok(info);
     }
     Err(OpenError::Wrong(format!(
         "the stream {} holds {}, and nothing of the subject {}",
-        info.config.name,
-        info.config.subjects.join(", "),
+        config.name,
+        config.subjects.join(", "),
         wish.subject
     )))
 }

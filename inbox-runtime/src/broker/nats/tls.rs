@@ -8,26 +8,28 @@ use std::{
 use async_nats::rustls::{
     self, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
     client::{
-        WebPkiServerVerifier,
+        ResolvesClientCert, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
     crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    sign::CertifiedKey,
 };
 
-/// The configuration of a client that trusts what the operating system trusts, and the certificates in `ca` besides.
+/// The configuration of a client that trusts what the operating system trusts, and the certificates in `ca` besides. The files
+/// are read here, so that what is wrong with them is said at the start, and again at each handshake, so that what was replaced
+/// on the disk is used from the next connect on.
 pub(super) fn config(ca: Option<&Path>, client: Option<&(PathBuf, PathBuf)>) -> Result<ClientConfig, String> {
-    let ours = ca.map(certificates).transpose()?.unwrap_or_default();
-    if let Some(ca) = ca.filter(|_| ours.is_empty()) {
-        return Err(format!("there is no certificate in {}", ca.display()));
-    }
     let provider = Arc::new(ring::default_provider());
+    if let Some(ca) = ca {
+        authorities(ca)?;
+    }
     let verifier = Verifier {
         provider: provider.clone(),
-        ours,
-        inner: OnceLock::new(),
+        ca: ca.map(Path::to_owned),
+        system: OnceLock::new(),
     };
-    let builder = ClientConfig::builder_with_provider(provider)
+    let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|error| format!("TLS can't be set up: {error}"))?
         .dangerous()
@@ -35,12 +37,13 @@ pub(super) fn config(ca: Option<&Path>, client: Option<&(PathBuf, PathBuf)>) -> 
     let Some((certificate, key)) = client else {
         return Ok(builder.with_no_client_auth());
     };
-    let chain = certificates(certificate)?;
-    let key = PrivateKeyDer::from_pem_file(key)
-        .map_err(|error| format!("the client's key in {} can't be read: {error}", key.display()))?;
-    builder
-        .with_client_auth_cert(chain, key)
-        .map_err(|error| format!("the client's certificate can't be used: {error}"))
+    let identity = Identity {
+        provider,
+        certificate: certificate.clone(),
+        key: key.clone(),
+    };
+    identity.read()?;
+    Ok(builder.with_client_cert_resolver(Arc::new(identity)))
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
@@ -49,28 +52,71 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
         .map_err(|error| format!("the certificates in {} can't be read: {error}", path.display()))
 }
 
-/// rustls' own verifier, made at the first server that wants TLS: most don't, and reading the system's certificates takes
-/// longer than anything else at the start of a program.
+/// The certificates in a file, of which there must be one at least.
+fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let all = certificates(path)?;
+    if all.is_empty() {
+        return Err(format!("there is no certificate in {}", path.display()));
+    }
+    Ok(all)
+}
+
+/// The client's own certificate and its key.
+#[derive(Debug)]
+struct Identity {
+    provider: Arc<CryptoProvider>,
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+impl Identity {
+    fn read(&self) -> Result<CertifiedKey, String> {
+        let chain = certificates(&self.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&self.key)
+            .map_err(|error| format!("the client's key in {} can't be read: {error}", self.key.display()))?;
+        CertifiedKey::from_der(chain, key, &self.provider)
+            .map_err(|error| format!("the client's certificate can't be used: {error}"))
+    }
+}
+
+impl ResolvesClientCert for Identity {
+    fn resolve(&self, _hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        // The server then says that it wants one.
+        self.read()
+            .inspect_err(|error| tracing::warn!(error, "no client certificate is shown to the NATS server"))
+            .ok()
+            .map(Arc::new)
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+/// rustls' own verifier, made at the handshake: most servers want no TLS, and reading the system's certificates takes longer than
+/// anything else at the start of a program, so that is done once.
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,
     /// What is trusted besides.
-    ours: Vec<CertificateDer<'static>>,
-    inner: OnceLock<Arc<WebPkiServerVerifier>>,
+    ca: Option<PathBuf>,
+    system: OnceLock<Vec<CertificateDer<'static>>>,
 }
 
 impl Verifier {
-    fn inner(&self) -> Result<&WebPkiServerVerifier, rustls::Error> {
-        if let Some(inner) = self.inner.get() {
-            return Ok(inner);
-        }
+    fn inner(&self) -> Result<Arc<WebPkiServerVerifier>, rustls::Error> {
+        let system = self
+            .system
+            .get_or_init(|| rustls_native_certs::load_native_certs().certs);
+        let ours = match &self.ca {
+            Some(ca) => authorities(ca).map_err(rustls::Error::General)?,
+            None => Vec::new(),
+        };
         let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        roots.add_parsable_certificates(self.ours.iter().cloned());
-        let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone())
+        roots.add_parsable_certificates(system.iter().cloned().chain(ours));
+        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone())
             .build()
-            .map_err(|error| rustls::Error::General(format!("no certificate is trusted: {error}")))?;
-        Ok(self.inner.get_or_init(|| inner))
+            .map_err(|error| rustls::Error::General(format!("no certificate is trusted: {error}")))
     }
 }
 
@@ -131,8 +177,8 @@ mod tests {
     fn what_nobody_has_signed_is_not_trusted() {
         let verifier = Verifier {
             provider: Arc::new(ring::default_provider()),
-            ours: Vec::new(),
-            inner: OnceLock::new(),
+            ca: None,
+            system: OnceLock::new(),
         };
         let name = ServerName::try_from("localhost").expect("a name");
         let nonsense = CertificateDer::from(&b"no certificate"[..]);

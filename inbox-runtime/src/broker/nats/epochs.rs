@@ -1,0 +1,61 @@
+//! When the streams were made to which was published, which a position has: known after the first message to each.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+#[derive(Debug, Default)]
+pub(super) struct Epochs(Mutex<HashMap<String, Epoch>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Epoch {
+    /// In nanoseconds since 1970; `None` where the server doesn't say it.
+    created: Option<u128>,
+    /// The number of the last message that was stored.
+    last: u64,
+}
+
+impl Epochs {
+    /// When the stream was made; `None` if that has to be asked. A number that isn't larger than one before it is of a stream
+    /// that was made anew.
+    pub(super) fn of(&self, stream: &str, seq: u64, duplicate: bool) -> Option<Option<u128>> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let epoch = all.get_mut(stream)?;
+        if duplicate {
+            return Some(epoch.created);
+        }
+        // Messages that are published at the same time are confirmed in any order.
+        if seq + OUT_OF_ORDER < epoch.last {
+            all.remove(stream);
+            return None;
+        }
+        epoch.last = epoch.last.max(seq);
+        Some(epoch.created)
+    }
+
+    pub(super) fn note(&self, stream: &str, created: Option<u128>, last: u64) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(stream.to_owned(), Epoch { created, last });
+    }
+}
+
+/// By how much a number may be smaller than one that was confirmed before it.
+const OUT_OF_ORDER: u64 = 10_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_comes_again_is_of_a_new_stream() {
+        let epochs = Epochs::default();
+        assert_eq!(epochs.of("S", 1, false), None);
+        epochs.note("S", Some(5), 20_000);
+        assert_eq!(epochs.of("S", 20_001, false), Some(Some(5)));
+        assert_eq!(epochs.of("S", 19_990, false), Some(Some(5)));
+        assert_eq!(epochs.of("S", 3, true), Some(Some(5)));
+        assert_eq!(epochs.of("S", 3, false), None);
+        assert_eq!(epochs.of("S", 4, false), None);
+    }
+}
