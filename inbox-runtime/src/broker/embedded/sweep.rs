@@ -52,7 +52,7 @@ pub(super) async fn delete_settled(shared: &Shared, keep: i64) -> Result<bool, B
     let result = step.await;
     let (deleted, more) = writing.done("delete settled messages of", result)?;
     if deleted > 0 {
-        tracing::trace!(deleted, "settled messages were deleted");
+        tracing::trace!("{deleted} settled messages were deleted");
     }
     Ok(more)
 }
