@@ -6,12 +6,13 @@
 //! | `/readyz` | 200 while it can work, 503 while it starts, can't work or stops: send it no work |
 //! | `/metrics` | with the feature `metrics`: every metric of the program, as Prometheus reads it |
 //!
-//! The first two have the whole [`Health`] as JSON, with each reason; times are in seconds.
+//! The first two have the whole [`Health`] as JSON, with each reason; times are in seconds, to the millisecond. `lag` is left out
+//! where it isn't known.
 //!
 //! A program that serves HTTP anyway mounts [`router`]. For one that doesn't, the runtime serves these routes on
 //! `INBOX_HTTP_ADDR`, from before it connects to anything until the drain is over.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use axum::{
     Router,
@@ -93,7 +94,7 @@ fn json(health: &Health) -> Value {
 }
 
 fn handler(health: &HandlerHealth) -> Value {
-    json!({
+    let mut value = json!({
         "handler": health.handler,
         "group": health.group,
         "subject": health.subject,
@@ -102,12 +103,22 @@ fn handler(health: &HandlerHealth) -> Value {
         "database": health.database,
         "waiting": health.waiting,
         "backing_off": health.backing_off,
-        "next_retry": health.next_retry.map(|time| time.as_secs_f64()),
+        "back_offs": health.back_offs,
+        "next_retry": health.next_retry.map(seconds),
         "in_flight": health.in_flight,
-        "since_progress": health.since_progress.as_secs_f64(),
-        "oldest_transaction": health.oldest_transaction.map(|time| time.as_secs_f64()),
-        "lag": health.lag,
-    })
+        "since_progress": seconds(health.since_progress),
+        "oldest_transaction": health.oldest_transaction.map(seconds),
+    });
+    // Absent, not null: no number is there to be taken for one.
+    if let Some(lag) = health.lag {
+        value["lag"] = lag.into();
+    }
+    value
+}
+
+/// A time in seconds, to the millisecond.
+fn seconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
 /// Serves until the result is dropped. That an address can't be used is known at once.

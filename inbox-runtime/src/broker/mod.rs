@@ -317,11 +317,7 @@ pub(crate) fn connect(url: &str, config: &Config) -> Result<DynBroker, String> {
     let rest = rest.strip_prefix("//").unwrap_or(rest);
     match scheme {
         #[cfg(feature = "embedded")]
-        "embedded" if rest == "memory" => Ok(DynBroker::new(embedded::Embedded::memory())),
-        #[cfg(feature = "embedded")]
-        "embedded" if !rest.is_empty() => Ok(DynBroker::new(embedded::Embedded::file(rest))),
-        #[cfg(feature = "embedded")]
-        "embedded" => Err("the broker's URL names no file; write embedded:broker.db or embedded:memory".to_owned()),
+        "embedded" => embedded::Embedded::from_url(rest).map(DynBroker::new),
         #[cfg(feature = "kafka")]
         "kafka" => kafka::Kafka::from_url(rest, &config.kafka).map(DynBroker::new),
         #[cfg(feature = "nats")]

@@ -43,14 +43,19 @@ pub struct HandlerHealth {
     pub group: &'static str,
     /// Its subject, as it is declared.
     pub subject: &'static str,
-    /// The broker answers, the database can be used, and no part of the source waits.
+    /// It can take part: the broker answers, the database can be used, every part of the source can be read, and nothing stands
+    /// still.
     pub ready: bool,
     /// Why no messages can be pulled; `None` if the broker answers.
     pub broker: Option<String>,
     /// Why messages can't be handled now; `None` if the database could be used for the last one.
     pub database: Option<String>,
-    /// The parts of the source that wait, such as partitions, each with the reason.
+    /// The parts of the source that can't be read, such as partitions without a leader, and what stands still for longer than its
+    /// bounds explain, each with the reason.
     pub waiting: Vec<String>,
+    /// The parts of the source that wait for the back-off of a message, such as partitions of a topic, each with the reason. They
+    /// don't make it unready.
+    pub back_offs: Vec<String>,
     /// How many messages wait for their back-off, of those that this process has given back. They don't make it unready.
     pub backing_off: usize,
     /// How long it is until the first of them comes again.
@@ -62,7 +67,7 @@ pub struct HandlerHealth {
     pub since_progress: Duration,
     /// The age of the oldest open handler transaction.
     pub oldest_transaction: Option<Duration>,
-    /// How many messages the group has not acknowledged yet, where the broker knows.
+    /// How many messages the group has not acknowledged yet, over all its processes, where that is known; asked every few seconds.
     pub lag: Option<u64>,
 }
 
@@ -76,21 +81,60 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// Why nothing has been settled, nor the broker answered, for longer than the handler's timeout explains.
+    /// What stands still for longer than its bounds explain, whatever the cause.
     fn stalled(&self) -> Option<String> {
+        self.acks_fail().or_else(|| self.idle()).or_else(|| self.hangs())
+    }
+
+    /// What is handled is not acknowledged.
+    fn acks_fail(&self) -> Option<String> {
+        let (time, why) = self.vitals.pace.acks_fail()?;
+        (time > self.stall_after).then(|| {
+            format!(
+                "every acknowledgement has failed for {}: {why}; what is handled meanwhile comes again, and is recognised where \
+                 it is claimed",
+                seconds(time)
+            )
+        })
+    }
+
+    /// Nothing has been settled, nor has the broker answered.
+    fn idle(&self) -> Option<String> {
         let idle = self.vitals.pace.idle();
-        let bound = self.meta.timeout.saturating_add(self.stall_after);
-        (idle > bound).then(|| {
-            let seconds = |time: Duration| humantime::format_duration(Duration::from_secs(time.as_secs()));
+        // A pull may wait for a while where nothing is in hand.
+        let pull = if self.vitals.in_flight.len() > 0 {
+            Duration::ZERO
+        } else {
+            PULL
+        };
+        (idle > self.bound().saturating_add(pull)).then(|| {
             format!(
                 "no message was settled and the broker gave no answer for {}, which is longer than the handler's timeout and \
                  `stall_after` ({}) explain, with {} messages in hand; a handler blocks its thread, or the broker's client \
                  hangs: look at the last lines of the log, and restart this program",
                 seconds(idle),
-                seconds(bound),
+                seconds(self.bound()),
                 self.vitals.in_flight.len()
             )
         })
+    }
+
+    /// One message hangs while others go on, or wait for it.
+    fn hangs(&self) -> Option<String> {
+        let longest = self.vitals.in_flight.longest()?;
+        (longest > self.bound()).then(|| {
+            format!(
+                "a message has been handled, or its acknowledgement been waited for, for {}, which is longer than the handler's \
+                 timeout and `stall_after` ({}) explain; the handler blocks its thread, or the broker's client hangs: look at \
+                 the last lines of the log, and restart this program",
+                seconds(longest),
+                seconds(self.bound()),
+            )
+        })
+    }
+
+    fn bound(&self) -> Duration {
+        self.meta.timeout.saturating_add(self.stall_after)
     }
 
     fn health(&self) -> HandlerHealth {
@@ -108,6 +152,7 @@ impl Watched {
             broker,
             database,
             waiting,
+            back_offs: self.status.back_offs(),
             backing_off,
             next_retry,
             in_flight: self.vitals.in_flight.len(),
@@ -116,6 +161,13 @@ impl Watched {
             lag: self.status.lag(),
         }
     }
+}
+
+/// How long a pull without an answer is nothing to speak of: twice as long as it waits for a message.
+const PULL: Duration = Duration::from_secs(10);
+
+fn seconds(time: Duration) -> humantime::FormattedDuration {
+    humantime::format_duration(Duration::from_secs(time.as_secs()))
 }
 
 const STARTING: u8 = 0;

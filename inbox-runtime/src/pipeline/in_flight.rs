@@ -36,6 +36,8 @@ struct Held {
     lease: DynLease,
     /// When nobody believes any more that the handler comes back.
     until: Option<Instant>,
+    /// When the handler began.
+    begun: Option<Instant>,
 }
 
 impl InFlight {
@@ -51,7 +53,14 @@ impl InFlight {
     /// Keeps a lease alive until the result is dropped.
     pub(crate) fn hold(&self, lease: DynLease) -> Hold {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
-        self.lock().insert(number, Held { lease, until: None });
+        self.lock().insert(
+            number,
+            Held {
+                lease,
+                until: None,
+                begun: None,
+            },
+        );
         self.0.instruments.leased();
         Hold {
             in_flight: self.clone(),
@@ -62,6 +71,12 @@ impl InFlight {
     /// How many are out.
     pub(crate) fn len(&self) -> usize {
         self.lock().len()
+    }
+
+    /// How long the oldest of those has been handled and settled whose handler has begun.
+    pub(crate) fn longest(&self) -> Option<Duration> {
+        let begun = self.lock().values().filter_map(|held| held.begun).min();
+        begun.map(|begun| begun.elapsed())
     }
 
     /// Says how long a lease lasts, which somebody may change while the program runs.
@@ -119,6 +134,7 @@ impl Hold {
         let until = Instant::now().checked_add(timeout.saturating_add(GRACE));
         if let Some(held) = self.in_flight.lock().get_mut(&self.number) {
             held.until = until;
+            held.begun = Some(Instant::now());
         }
     }
 }

@@ -361,15 +361,27 @@ impl<S: Store> Pipeline<S> {
         } else {
             job.lease.ack().await
         };
-        self.count_ack(acked.is_ok());
-        if let Err(error) = acked {
+        let failure = acked.err().map(|error| text(&error));
+        self.count_ack(failure.as_deref());
+        if let Some(error) = failure {
             tracing::warn!(
                 handler = self.meta.name,
-                error = %text(&error),
+                error,
                 "the acknowledgement failed; the message comes again and is recognised"
             );
         }
         failpoint!("after_ack");
+    }
+
+    /// The inbox ends before the broker has confirmed the acknowledgement of a delivery that came to this outcome.
+    pub(crate) fn not_confirmed(&self, outcome: Outcome) {
+        self.count(outcome);
+        self.tally.count_unconfirmed(1);
+        tracing::warn!(
+            handler = self.meta.name,
+            "an acknowledgement was not confirmed by the broker before the end; its message may come again, and is then found to \
+             be a duplicate where it is claimed"
+        );
     }
 
     /// Counts what became of a delivery.
@@ -378,9 +390,10 @@ impl<S: Store> Pipeline<S> {
         self.instruments.outcome(outcome);
     }
 
-    fn count_ack(&self, success: bool) {
-        self.tally.count_ack(success);
-        if !success {
+    fn count_ack(&self, failure: Option<&str>) {
+        self.tally.count_ack(failure.is_none());
+        self.pace.acked(failure);
+        if failure.is_some() {
             self.instruments.ack_failed();
         }
     }
@@ -493,15 +506,16 @@ impl<S: Store> Case<'_, S> {
                 });
             }
             Err(error) => {
-                self.pipeline.count_ack(false);
+                let error = text(&error);
+                self.pipeline.count_ack(Some(&error));
                 // Others may need what it holds while the broker is waited for.
                 if let Some(live) = session.take() {
                     live.release().await;
                 }
-                return Err(self.blocked(&text(&error)).await);
+                return Err(self.blocked(&error).await);
             }
         }
-        self.pipeline.count_ack(true);
+        self.pipeline.count_ack(None);
         failpoint!("after_ack");
         Ok(())
     }

@@ -17,13 +17,25 @@ struct Inner {
     last: Instant,
     /// When each message that was given back comes again; those whose time has come are left to be swept.
     due: BinaryHeap<Reverse<Instant>>,
+    /// Acknowledgements fail, one after the other.
+    failing: Option<Failing>,
 }
+
+struct Failing {
+    first: Instant,
+    last: Instant,
+    why: String,
+}
+
+/// After so long without another one, acknowledgements that failed say nothing of now.
+const FORGOTTEN: Duration = Duration::from_secs(300);
 
 impl Pace {
     pub(crate) fn new() -> Self {
         Self(Arc::new(Mutex::new(Inner {
             last: Instant::now(),
             due: BinaryHeap::new(),
+            failing: None,
         })))
     }
 
@@ -38,6 +50,29 @@ impl Pace {
         inner.sweep();
         // Later than the clock can tell is never.
         inner.due.extend(Instant::now().checked_add(delay).map(Reverse));
+    }
+
+    /// An acknowledgement came to that end.
+    pub(super) fn acked(&self, failure: Option<&str>) {
+        let mut inner = self.lock();
+        let now = Instant::now();
+        let first = match &inner.failing {
+            Some(failing) if failing.last.elapsed() < FORGOTTEN => failing.first,
+            _ => now,
+        };
+        inner.failing = failure.map(|why| Failing {
+            first,
+            last: now,
+            why: why.to_owned(),
+        });
+    }
+
+    /// For how long acknowledgements have failed, each of them, and why the last did.
+    pub(crate) fn acks_fail(&self) -> Option<(Duration, String)> {
+        let inner = self.lock();
+        let failing = inner.failing.as_ref()?;
+        let recent = failing.last.elapsed() < FORGOTTEN;
+        recent.then(|| (failing.last - failing.first, failing.why.clone()))
     }
 
     /// The time since the last step.

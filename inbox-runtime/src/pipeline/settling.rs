@@ -54,9 +54,13 @@ impl<S: Store> Settling<S> {
 }
 
 async fn settle<S: Store>(pipeline: Arc<Pipeline<S>>, now: CancellationToken, mut job: Job, hold: Hold, done: Done) {
+    let (outcome, acknowledged) = (done.outcome, done.is_acknowledged());
     let settled = now.run_until_cancelled(pipeline.settle(&job, done)).await;
     drop(hold);
     if settled.is_none() {
+        if acknowledged {
+            pipeline.not_confirmed(outcome);
+        }
         pipeline.release(&mut job, RELEASE_WAIT).await;
     }
 }

@@ -45,7 +45,7 @@ const fn on_events(name: &'static str, meaning: &'static str) -> Field {
 }
 
 /// Every field of the span, then those of log events.
-pub const FIELDS: [Field; 39] = [
+pub const FIELDS: [Field; 40] = [
     on_span("group", "the consumer group"),
     on_span(
         "subject",
@@ -60,6 +60,7 @@ pub const FIELDS: [Field; 39] = [
     on_span("outcome", "what became of it, one of the outcomes below"),
     on_events("ack", "when the handler's messages are acknowledged"),
     on_events("addr", "where health and metrics are served"),
+    on_events("aside", "whether a message is given back so that others go on"),
     on_events("attempts", "how often the handler has failed on the message"),
     on_events("broker", "the broker and its version"),
     on_events(

@@ -100,7 +100,7 @@ impl<P: TestPool> Harness<P> {
         F: Fn(InboxBuilder) -> InboxBuilder + Send + 'static,
     {
         let caller = Caller::here();
-        let (pool, broker) = (pool.clone(), Embedded::memory());
+        let (pool, broker) = (pool.clone(), Embedded::memory().keep_forever());
         // What is ready does not depend on how fast the test is.
         broker.stop_clock();
         async move {

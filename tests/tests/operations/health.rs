@@ -1,6 +1,13 @@
 //! Whether an inbox can work, and why not: as values, and over HTTP.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{Router, routing::get};
 use inbox_runtime::{Error, HandlerHealth, InboxBuilder, InboxHandle, SourceStatus, http};
@@ -13,6 +20,9 @@ use tokio::{
 embedded_suite!(
     each_handler_says_what_is_wrong_with_it,
     a_part_that_waits_makes_its_handler_unready,
+    g36_a_back_off_is_shown_and_makes_nobody_unready,
+    g36_acknowledgements_that_keep_failing_are_named,
+    g36_a_message_that_hangs_while_others_go_on_is_named,
     messages_that_wait_for_their_back_off_are_counted,
     a_handler_that_does_not_get_on_is_seen,
     g30_what_stands_still_for_longer_than_its_bound_has_a_reason,
@@ -93,6 +103,114 @@ async fn a_part_that_waits_makes_its_handler_unready<B: TestBroker, D: TestDatab
     );
     status.go_on("orders:3");
     assert!(inbox.health().ready);
+    stop(inbox).await;
+}
+
+async fn g36_a_back_off_is_shown_and_makes_nobody_unready<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    let status = SourceStatus::default();
+    world.flaky.say(status.clone());
+    let builder = world.builder(&["billing"]).http_addr(([127, 0, 0, 1], 0));
+    let inbox = builder.spawn().await.expect("an inbox");
+    let addr = inbox.http_addr().expect("an address");
+    let shown = ["orders:3 backs off: offset 17 failed and is tried again in 4s"];
+    status.back_off("orders:3", "offset 17 failed and is tried again in 4s");
+    let health = inbox.health();
+    assert!(health.ready && health.reasons.is_empty(), "{health:?}");
+    assert_eq!(health.handlers[0].back_offs, shown);
+    let (code, body) = ask_json(addr, "/readyz").await;
+    assert_eq!(
+        (code, &body["handlers"][0]["back_offs"][0]),
+        (200, &shown[0].into()),
+        "{body}"
+    );
+    assert_eq!(body["handlers"][0]["waiting"], serde_json::json!([]), "{body}");
+
+    // The same part can have lost its leader meanwhile.
+    status.wait("orders:3", "it has no leader");
+    assert!(!inbox.health().ready);
+    status.go_on("orders:3");
+    let health = inbox.health();
+    assert!(health.ready && health.handlers[0].back_offs.is_empty(), "{health:?}");
+
+    // G78: numbers that somebody reads, and none where nothing is known.
+    assert_eq!(body["handlers"][0].get("lag"), None, "{body}");
+    let since = body["handlers"][0]["since_progress"].to_string();
+    let digits = since.split_once('.').map_or(0, |(_, digits)| digits.len());
+    assert!(digits <= 3, "{body}");
+    status.set_lag(Some(12));
+    let (_, body) = ask_json(addr, "/readyz").await;
+    assert_eq!(body["handlers"][0]["lag"], 12, "{body}");
+    stop(inbox).await;
+}
+
+async fn g36_acknowledgements_that_keep_failing_are_named<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    let builder = world.builder(&["billing"]).stall_after(Duration::from_millis(300));
+    let inbox = builder.spawn().await.expect("an inbox");
+    // One that fails and isn't followed by another one is nothing.
+    world.flaky.lose_acks(1);
+    world.publish("m0").await;
+    eventually("m0 was handled", async || inbox.report().ack_failures == 1).await;
+    world.publish("m1").await;
+    eventually("m1 was acknowledged", async || inbox.report().acked == 1).await;
+    assert!(inbox.health().ready);
+
+    world.flaky.lose_acks(u32::MAX);
+    let number = AtomicU32::new(2);
+    eventually("it is said that none is acknowledged", async || {
+        world
+            .publish(&format!("m{}", number.fetch_add(1, Ordering::Relaxed)))
+            .await;
+        let one = billing(&inbox);
+        !one.ready
+            && one
+                .waiting
+                .iter()
+                .any(|why| why.contains("acknowledgement has failed") && why.contains("cut by the test"))
+    })
+    .await;
+    world.flaky.lose_acks(0);
+    world.publish("last").await;
+    eventually("they are acknowledged again", async || inbox.health().ready).await;
+    stop(inbox).await;
+}
+
+async fn g36_a_message_that_hangs_while_others_go_on_is_named<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    // Its acknowledgement never comes to an end; those of the others do.
+    let gate = Arc::new(Semaphore::new(0));
+    let taken = Arc::new(AtomicBool::new(false));
+    world.flaky.watch_acks({
+        let gate = gate.clone();
+        move || {
+            let (gate, first) = (gate.clone(), !taken.swap(true, Ordering::SeqCst));
+            async move {
+                if first {
+                    let _ = gate.acquire().await;
+                }
+            }
+        }
+    });
+    let builder = world.builder(&["hasty"]).stall_after(Duration::from_millis(500));
+    let inbox = builder.spawn().await.expect("an inbox");
+    world.publish("m1").await;
+    let number = AtomicU32::new(2);
+    eventually("it is said that something hangs", async || {
+        world
+            .publish(&format!("m{}", number.fetch_add(1, Ordering::Relaxed)))
+            .await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let health = inbox.health();
+        !health.ready
+            && health
+                .reasons
+                .iter()
+                .any(|why| why.contains("acknowledgement been waited for") || why.contains("no message was settled"))
+    })
+    .await;
+    gate.add_permits(1);
+    eventually("it goes on", async || inbox.health().ready).await;
     stop(inbox).await;
 }
 

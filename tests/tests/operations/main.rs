@@ -3,6 +3,7 @@
 mod capture;
 mod config;
 mod docs;
+mod embedded;
 mod health;
 mod metrics;
 mod traces;

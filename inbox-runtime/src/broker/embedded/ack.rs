@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Shared,
+    Shared, acks,
     clock::millis,
     take::{Durable, position},
 };
@@ -29,6 +29,13 @@ impl EmbeddedLease {
         }
     }
 
+    /// The next message of an ordered durable waits for this one.
+    fn settled(&self) {
+        if self.durable.ordered {
+            self.shared.wakes.consumer(self.durable.id);
+        }
+    }
+
     fn passed_on(&self, instance: &str) -> BrokerError {
         BrokerError::LeaseLost {
             position: position(instance, self.seq),
@@ -39,14 +46,8 @@ impl EmbeddedLease {
 impl Lease for EmbeddedLease {
     /// Deletes the pending row, whosever it is by now: the work is done.
     async fn ack(&self) -> Result<(), BrokerError> {
-        // Not synced: an ack that a power failure undoes means a redelivery, as an ack that is lost on a network does.
-        let mut writing = self.shared.db().await?.relaxed().await?;
-        let deleted = sqlx::query("DELETE FROM pending WHERE consumer = ? AND seq = ?")
-            .bind(self.durable.id)
-            .bind(self.seq)
-            .execute(&mut *writing)
-            .await;
-        writing.done("acknowledge a message to", deleted)?;
+        acks::acknowledge(&self.shared, self.durable.id, self.seq).await?;
+        self.settled();
         Ok(())
     }
 
@@ -64,6 +65,7 @@ impl Lease for EmbeddedLease {
         if deleted.rows_affected() == 0 {
             return Err(self.passed_on(&db.instance));
         }
+        self.settled();
         Ok(())
     }
 
@@ -82,7 +84,7 @@ impl Lease for EmbeddedLease {
         .await;
         let updated = writing.done("give a message back to", updated)?;
         if updated.rows_affected() > 0 {
-            self.shared.wake.notify_waiters();
+            self.shared.wakes.consumer(self.durable.id);
         }
         Ok(())
     }
@@ -126,6 +128,6 @@ pub(super) async fn release(shared: &Shared, durable: &Durable, seq: i64, count:
     .execute(&mut *writing)
     .await;
     writing.done("give a message back to", released)?;
-    shared.wake.notify_waiters();
+    shared.wakes.consumer(durable.id);
     Ok(())
 }

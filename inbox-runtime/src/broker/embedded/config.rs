@@ -14,10 +14,30 @@ use sqlx::{
 /// What marks a SQLite file as ours, in its header; `IBX1` in ASCII.
 pub(super) const APPLICATION_ID: i64 = 0x4942_5831;
 /// The version of `schema.sql`.
-pub(super) const SCHEMA_VERSION: i64 = 1;
+pub(super) const SCHEMA_VERSION: i64 = 2;
 
-/// How often a waiting pull looks for what other processes did.
+/// How often a process looks whether another one has written to the file, while a pull waits. It is one read of shared
+/// memory.
+pub(super) const WATCH: Duration = Duration::from_millis(10);
+/// How often all waiting pulls look when another process writes other things than messages.
 pub(super) const POLL: Duration = Duration::from_millis(40);
+/// The longest that a waiting pull doesn't look, whatever happens.
+pub(super) const LOOK: Duration = Duration::from_secs(1);
+/// How often the lag is asked.
+pub(super) const LAG: Duration = Duration::from_secs(5);
+
+/// How many settled messages one step of the retention deletes at most: it holds the lock for a few milliseconds.
+pub(super) const STEP_MESSAGES: i64 = 256;
+/// After so many bytes a step takes no further message.
+pub(super) const STEP_BYTES: i64 = 1024 * 1024;
+/// So many free pages stay in the file for what is written next: 1 MiB.
+pub(super) const SLACK: i64 = 256;
+/// Up to this size in bytes a file of version 1 is written anew at the start, so that it can shrink afterwards.
+pub(super) const REWRITE: i64 = 128 * 1024 * 1024;
+/// The size in bytes to which the write-ahead log is cut when it begins anew.
+const LOG_SIZE: &str = "4194304";
+/// How long nobody may have had a durable open before it is warned of the messages that it keeps.
+pub(super) const ABSENT: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long a statement waits for the lock of another process.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many messages one transaction looks at: a long search for a rare subject must let others write in between.
@@ -52,6 +72,7 @@ impl Place {
             // A waiting pull asks 25 times a second; a log of that helps nobody.
             .disable_statement_logging()
             .busy_timeout(BUSY_TIMEOUT)
+            .pragma("journal_size_limit", LOG_SIZE)
             .synchronous(if durable {
                 SqliteSynchronous::Full
             } else {

@@ -6,7 +6,7 @@ use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tokio::{sync::Mutex, time::Instant};
 
 use super::{
-    config::{APPLICATION_ID, BUSY_TIMEOUT, Place, SCHEMA_VERSION},
+    config::{APPLICATION_ID, BUSY_TIMEOUT, Place, REWRITE, SCHEMA_VERSION},
     link::{Held, Link, failed},
 };
 use crate::broker::BrokerError;
@@ -128,16 +128,25 @@ async fn try_open(options: &SqliteConnectOptions, place: &Place) -> Result<(Sqli
         if mode != "wal" {
             tracing::warn!(%place, mode, "the file system allows no write-ahead log; the embedded broker is slower without");
         }
+        allow_shrinking(&mut connection, place).await?;
     }
     Ok((connection, instance))
 }
 
-/// Makes the tables if there is nothing yet, and returns the database's id.
+/// Makes the tables if there is nothing yet, brings those of an earlier version up to date, and returns the database's id.
 async fn prepare(connection: &mut SqliteConnection, place: &Place) -> Result<String, OpenError> {
-    if !has_tables(connection).await? {
+    let found = version(connection).await?;
+    if found == 0 {
+        // Before the first table is made, and not in a transaction, or it has no effect.
+        sqlx::query("PRAGMA auto_vacuum = INCREMENTAL")
+            .execute(&mut *connection)
+            .await?;
+    }
+    if found < SCHEMA_VERSION {
         let mut tx = connection.begin_with("BEGIN IMMEDIATE").await?;
         // Again, behind the lock: another process may have been faster.
-        if !has_tables(&mut tx).await? {
+        let found = version(&mut tx).await?;
+        if found < 1 {
             sqlx::raw_sql(include_str!("schema.sql")).execute(&mut *tx).await?;
             let instance = uuid::Uuid::new_v4().simple().to_string();
             sqlx::query("INSERT INTO broker (instance) VALUES (?)")
@@ -146,6 +155,9 @@ async fn prepare(connection: &mut SqliteConnection, place: &Place) -> Result<Str
                 .await?;
             tracing::debug!(%place, instance, "made the database of the embedded broker");
         }
+        if found < 2 {
+            sqlx::raw_sql(include_str!("schema_2.sql")).execute(&mut *tx).await?;
+        }
         tx.commit().await?;
     }
     Ok(sqlx::query_scalar("SELECT instance FROM broker")
@@ -153,8 +165,8 @@ async fn prepare(connection: &mut SqliteConnection, place: &Place) -> Result<Str
         .await?)
 }
 
-/// Whether our tables are there; refuses a database that is somebody else's.
-async fn has_tables(connection: &mut SqliteConnection) -> Result<bool, OpenError> {
+/// The version of our tables, 0 if there are none yet; refuses a database that is somebody else's.
+async fn version(connection: &mut SqliteConnection) -> Result<i64, OpenError> {
     // One statement, so that all three are of one moment.
     let (application, version, tables): (i64, i64, i64) = sqlx::query_as(
         "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version), \
@@ -163,14 +175,44 @@ async fn has_tables(connection: &mut SqliteConnection) -> Result<bool, OpenError
     .fetch_one(connection)
     .await?;
     match (application, version) {
-        (APPLICATION_ID, SCHEMA_VERSION) => Ok(true),
+        (APPLICATION_ID, 1..=SCHEMA_VERSION) => Ok(version),
         (APPLICATION_ID, _) => Err(OpenError::Refused(format!(
             "its tables have version {version} and this program knows version {SCHEMA_VERSION}; \
              update the program or use another file"
         ))),
-        (0, 0) if tables == 0 => Ok(false),
+        (0, 0) if tables == 0 => Ok(0),
         _ => Err(OpenError::Refused(
             "it is the SQLite database of another program; the broker needs a file of its own".to_owned(),
         )),
     }
+}
+
+/// Lets a file of version 1 give back its free pages, for which SQLite writes it anew once.
+async fn allow_shrinking(connection: &mut SqliteConnection, place: &Place) -> Result<(), sqlx::Error> {
+    let (mode, size): (i64, i64) = sqlx::query_as(
+        "SELECT (SELECT auto_vacuum FROM pragma_auto_vacuum), \
+         (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size)",
+    )
+    .fetch_one(&mut *connection)
+    .await?;
+    if mode != 0 {
+        return Ok(());
+    }
+    if size > REWRITE {
+        tracing::info!(
+            %place,
+            "the file was made by an earlier version and is too large to be written anew at the start: it uses its free \
+             space again and doesn't shrink; to change that, stop all programs that use it and run `PRAGMA auto_vacuum = 2; \
+             VACUUM;` on it"
+        );
+        return Ok(());
+    }
+    let rewritten = sqlx::raw_sql("PRAGMA auto_vacuum = 2; VACUUM")
+        .execute(connection)
+        .await;
+    // It needs room for a copy, and nobody else at work. The next start tries again.
+    if let Err(error) = rewritten {
+        tracing::debug!(%place, %error, "the file of an earlier version could not be written anew");
+    }
+    Ok(())
 }

@@ -8,6 +8,8 @@
 //!                                            due
 //! ```
 //!
+//! A message that every durable has settled is deleted a while later; see `sweep`.
+//!
 //! A consumer's position is the last message that it looked at; what it took and hasn't settled are its pending rows.
 
 use std::{
@@ -16,27 +18,36 @@ use std::{
     time::Duration,
 };
 
-use sqlx::Connection;
 use tokio::sync::{Notify, OnceCell};
 
-use self::{clock::Clock, config::Place, db::Db, take::Durable};
+use self::{
+    acks::Acks, clock::Clock, config::Place, db::Db, durable::Opened, keep::Keep, take::Durable, upkeep::Upkeep,
+    wake::Wakes,
+};
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
     delivery::Message,
     names,
-    registry::StartPosition,
 };
 
+mod absent;
 mod ack;
+mod acks;
 mod clock;
 mod config;
 mod db;
+mod durable;
 mod info;
+mod keep;
+mod lag;
 mod link;
 mod source;
+mod sweep;
 mod take;
 #[cfg(feature = "testing")]
 mod trace;
+mod upkeep;
+mod wake;
 
 #[cfg(feature = "testing")]
 pub(crate) use self::trace::{Stage, Traced};
@@ -49,7 +60,11 @@ pub use self::{ack::EmbeddedLease, info::ConsumerInfo, source::EmbeddedSource};
 /// then, or when it is given back and its delay is over; what failed comes before what is new, and an ordered subscription
 /// waits for it. Several programs may share
 /// a file; they share the work of a group. It is meant for tests, first steps and services on one machine: SQLite has one
-/// writer at a time, and the file must not lie on a network file system. Messages are kept for good.
+/// writer at a time, and the file must not lie on a network file system.
+///
+/// A message that every group has settled whose it is, is deleted a day after its last acknowledgement, or as
+/// [`keep_for`](Self::keep_for) says. One that was never any group's is kept, for a group may come for it; one that a group
+/// hasn't settled is kept until it has, or until the group's durable is [removed](Self::remove_consumer).
 ///
 /// Making one does nothing yet. The file and its tables are made when the broker is first used, so that is also when
 /// errors show; a failed opening is tried again by the next call. Clones share the broker.
@@ -90,8 +105,12 @@ pub struct Embedded {
 struct Shared {
     place: Place,
     clock: Clock,
-    /// Wakes the waiting pulls of this process.
-    wake: Notify,
+    keep: Keep,
+    /// The waiting pulls of this process.
+    wakes: Wakes,
+    /// The acknowledgements of this process that wait to be written.
+    acks: Acks,
+    upkeep: Upkeep,
     db: OnceCell<Db>,
 }
 
@@ -115,12 +134,57 @@ impl Embedded {
         Self::at(Place::Memory)
     }
 
+    /// The broker of a URL, without its scheme: `memory`, or a file, and `?keep=…` behind it. The error says what to write.
+    pub(crate) fn from_url(rest: &str) -> Result<Self, String> {
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let keep = keep::parse(query)?;
+        let broker = match place {
+            "" => return Err("the broker's URL names no file; write embedded:broker.db or embedded:memory".to_owned()),
+            "memory" => Self::memory(),
+            file => Self::file(file),
+        };
+        if let Some(keep) = keep {
+            broker.shared.keep.set(keep);
+        }
+        Ok(broker)
+    }
+
+    /// Sets for how long a message is kept after its last acknowledgement, for this broker and its clones; a day by default.
+    /// In a URL it is `embedded:broker.db?keep=1h`. Where several programs share a file the shortest time holds.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use inbox_runtime::Embedded;
+    ///
+    /// let broker = Embedded::file("broker.db").keep_for(Duration::from_secs(3600));
+    /// ```
+    #[must_use]
+    pub fn keep_for(self, time: Duration) -> Self {
+        self.shared.keep.set(Some(time));
+        self.shared.upkeep.retain_now();
+        self
+    }
+
+    /// Keeps every message, for this broker and its clones. In a URL it is `embedded:broker.db?keep=forever`.
+    ///
+    /// ```
+    /// let broker = inbox_runtime::Embedded::file("broker.db").keep_forever();
+    /// ```
+    #[must_use]
+    pub fn keep_forever(self) -> Self {
+        self.shared.keep.set(None);
+        self
+    }
+
     fn at(place: Place) -> Self {
         Self {
             shared: Arc::new(Shared {
                 place,
                 clock: Clock::default(),
-                wake: Notify::new(),
+                keep: Keep::default(),
+                wakes: Wakes::default(),
+                acks: Acks::default(),
+                upkeep: Upkeep::default(),
                 db: OnceCell::new(),
             }),
         }
@@ -141,18 +205,19 @@ impl Embedded {
         names::check_publish_subject(&message.subject).map_err(BrokerError::Invalid)?;
         let headers = serde_json::to_vec(&message.headers)
             .map_err(|error| BrokerError::Invalid(format!("the headers can't be stored: {error}")))?;
-        let db = self.shared.db().await?;
+        let db = self.db().await?;
         let mut writing = db.durable().await?;
+        let subject = message.subject;
         let inserted =
             sqlx::query("INSERT INTO messages (subject, published_at, headers, payload) VALUES (?, ?, ?, ?)")
-                .bind(message.subject)
+                .bind(&subject)
                 .bind(self.shared.clock.now())
                 .bind(headers)
                 .bind(message.payload.as_deref())
                 .execute(&mut *writing)
                 .await;
         let inserted = writing.done("publish to", inserted)?;
-        self.shared.wake.notify_waiters();
+        self.shared.wakes.published(&subject);
         Ok(Published::new(take::position(
             &db.instance,
             inserted.last_insert_rowid(),
@@ -188,80 +253,59 @@ impl Embedded {
         info::consumers(&self.shared, None).await
     }
 
+    /// Removes the durable consumer of `group` and `subject` (exactly as it subscribed), for a group that isn't to come back:
+    /// the messages that it hasn't settled are lost to it, and are deleted when nobody else waits for them. Returns whether it
+    /// was there. A program that has it open reports an error from then on; a later subscription makes a new one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), inbox_runtime::BrokerError> {
+    /// let broker = inbox_runtime::Embedded::memory();
+    /// assert!(!broker.remove_consumer("billing", "order.created").await?, "nobody has subscribed");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError::Invalid`] when the file is not a broker's, [`BrokerError::Unavailable`] when it can't be written.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped half-way, the durable is either removed or not.
+    pub async fn remove_consumer(&self, group: &str, subject: &str) -> Result<bool, BrokerError> {
+        durable::remove(&self.shared, group, subject).await
+    }
+
     /// Not public API: puts the clock of this broker and its clones forward, for tests, and wakes the waiting pulls.
     #[doc(hidden)]
     pub fn advance_clock(&self, by: Duration) {
         self.shared.clock.shift(clock::millis(by));
-        self.shared.wake.notify_waiters();
+        self.shared.wakes.all();
+        self.shared.upkeep.retain_now();
     }
 
     /// Not public API: puts the clock of this broker and its clones back, for tests, and wakes the waiting pulls.
     #[doc(hidden)]
     pub fn turn_clock_back(&self, by: Duration) {
         self.shared.clock.shift(-clock::millis(by));
-        self.shared.wake.notify_waiters();
+        self.shared.wakes.all();
+        self.shared.upkeep.retain_now();
     }
 
-    /// Finds or makes the durables of `subscriptions`, all or none.
-    async fn durables(&self, subscriptions: &[Subscription]) -> Result<Vec<Opened>, BrokerError> {
-        let mut writing = self.shared.db().await?.durable().await?;
-        let transaction = async {
-            let mut tx = writing.begin_with("BEGIN IMMEDIATE").await?;
-            let mut opened = Vec::with_capacity(subscriptions.len());
-            for subscription in subscriptions {
-                opened.push(open_durable(&mut tx, subscription).await?);
-            }
-            tx.commit().await?;
-            Ok(opened)
-        };
-        let opened = transaction.await;
-        writing.done("subscribe to", opened)
+    /// The database, with what works in the background on it.
+    async fn db(&self) -> Result<&Db, BrokerError> {
+        let db = self.shared.db().await?;
+        upkeep::keep_up(&self.shared);
+        Ok(db)
     }
-}
-
-/// A durable that was found or made.
-struct Opened {
-    id: i64,
-    ack_wait: i64,
-    position: i64,
-    made: bool,
-}
-
-async fn open_durable(
-    connection: &mut sqlx::SqliteConnection,
-    subscription: &Subscription,
-) -> Result<Opened, sqlx::Error> {
-    let made = sqlx::query(
-        "INSERT INTO consumers (consumer_group, subject, ack_wait, position) \
-         VALUES (?, ?, 0, CASE WHEN ? THEN coalesce((SELECT max(seq) FROM messages), 0) ELSE 0 END) \
-         ON CONFLICT (consumer_group, subject) DO NOTHING",
-    )
-    .bind(&subscription.group)
-    .bind(&subscription.subject)
-    .bind(subscription.start == StartPosition::New)
-    .execute(&mut *connection)
-    .await?;
-    let (id, ack_wait, position) = sqlx::query_as(
-        "UPDATE consumers SET ack_wait = ? WHERE consumer_group = ? AND subject = ? RETURNING id, ack_wait, position",
-    )
-    .bind(clock::millis(subscription.ack_wait).clamp(1, config::MAX_ACK_WAIT))
-    .bind(&subscription.group)
-    .bind(&subscription.subject)
-    .fetch_one(&mut *connection)
-    .await?;
-    Ok(Opened {
-        id,
-        ack_wait,
-        position,
-        made: made.rows_affected() > 0,
-    })
 }
 
 impl Broker for Embedded {
     type Source = EmbeddedSource;
 
     async fn describe(&self) -> Result<String, BrokerError> {
-        let mut reading = self.shared.db().await?.reading().await?;
+        let mut reading = self.db().await?.reading().await?;
         let sqlite = sqlx::query_scalar("SELECT sqlite_version()")
             .fetch_one(&mut *reading)
             .await;
@@ -278,25 +322,16 @@ impl Broker for Embedded {
             names::check_group(&subscription.group).map_err(BrokerError::Invalid)?;
             names::check_subject(&subscription.subject).map_err(BrokerError::Invalid)?;
         }
-        let opened = self.durables(&subscriptions).await?;
+        self.db().await?;
+        let opened = durable::open(&self.shared, &subscriptions).await?;
         let source = |(subscription, opened): (Subscription, Opened)| {
-            let Subscription {
-                group,
-                subject,
-                start,
-                ordered,
-                ..
-            } = subscription;
-            if opened.made {
-                let (start, position) = (start.to_string(), opened.position);
-                tracing::info!(group, subject, start, position, "a new durable consumer begins");
-            } else {
-                tracing::debug!(group, subject, position = opened.position, "a durable consumer goes on");
-            }
+            opened.log(&subscription);
             let durable = Durable {
                 id: opened.id,
-                subject,
-                ordered,
+                group: subscription.group,
+                subject: subscription.subject,
+                ordered: subscription.ordered,
+                woken: Notify::new(),
             };
             EmbeddedSource::new(Arc::clone(&self.shared), durable, opened.ack_wait)
         };

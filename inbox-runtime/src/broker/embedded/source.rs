@@ -2,16 +2,21 @@
 
 use std::{collections::VecDeque, mem, pin::pin, sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, task::JoinHandle, time::Instant};
+use tokio::{
+    runtime::Handle,
+    task::{AbortHandle, JoinHandle},
+    time::Instant,
+};
 
 use super::{
     Shared, ack,
     ack::EmbeddedLease,
     clock::until,
+    lag,
     take::{Durable, Found, Taken, take},
 };
 use crate::{
-    broker::{BrokerError, Source},
+    broker::{BrokerError, Source, SourceStatus},
     delivery::Delivery,
 };
 
@@ -31,17 +36,30 @@ pub struct EmbeddedSource {
     flowing: bool,
     /// What was leased and not handed over.
     ready: VecDeque<Taken>,
+    status: SourceStatus,
+    /// Asks for the lag, as long as this lives.
+    lag: AbortHandle,
 }
 
 impl EmbeddedSource {
     pub(super) fn new(shared: Arc<Shared>, durable: Durable, ack_wait: i64) -> Self {
+        let durable = Arc::new(durable);
+        shared.wakes.add(&durable);
+        let status = SourceStatus::default();
+        let lag = tokio::spawn(lag::report(
+            Arc::downgrade(&shared),
+            Arc::clone(&durable),
+            status.clone(),
+        ));
         Self {
             shared,
-            durable: Arc::new(durable),
+            durable,
             ack_wait,
             taking: None,
             flowing: false,
             ready: VecDeque::new(),
+            status,
+            lag: lag.abort_handle(),
         }
     }
 
@@ -107,11 +125,11 @@ impl Source for EmbeddedSource {
         if max == 0 {
             return Ok(Vec::new());
         }
-        let shared = Arc::clone(&self.shared);
+        let durable = Arc::clone(&self.durable);
         let start = Instant::now();
         loop {
             // Before the look, or what happens between the look and the wait would be missed.
-            let mut woken = pin!(shared.wake.notified());
+            let mut woken = pin!(durable.woken.notified());
             woken.as_mut().enable();
             let pause = self.fill(max).await?;
             if !self.ready.is_empty() {
@@ -134,6 +152,10 @@ impl Source for EmbeddedSource {
 
     fn ack_wait(&self) -> Duration {
         until(self.ack_wait, 0)
+    }
+
+    fn status(&self) -> SourceStatus {
+        self.status.clone()
     }
 }
 
@@ -165,6 +187,7 @@ impl EmbeddedSource {
 
 impl Drop for EmbeddedSource {
     fn drop(&mut self) {
+        self.lag.abort();
         // Without a runtime the leases have to run out.
         if let (Some(leftovers), Ok(runtime)) = (self.leftovers(), Handle::try_current()) {
             runtime.spawn(leftovers);

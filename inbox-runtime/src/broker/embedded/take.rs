@@ -4,11 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use sqlx::{Connection, Row, SqliteConnection, sqlite::SqliteRow};
+use tokio::sync::Notify;
 
 use super::{
     Shared, clock,
     clock::until,
-    config::{POLL, SCAN},
+    config::{LOOK, POLL, Place, SCAN},
 };
 use crate::{
     broker::{BrokerError, subject},
@@ -19,9 +20,28 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Durable {
     pub(super) id: i64,
+    pub(super) group: String,
     pub(super) subject: String,
     /// Whether a message is delivered only when the one before it is settled.
     pub(super) ordered: bool,
+    /// Wakes the pull that waits for a delivery of it.
+    pub(super) woken: Notify,
+}
+
+impl Durable {
+    /// It was there and isn't any more. A new one isn't made in its place under a running program, which would repeat or skip
+    /// messages unasked.
+    fn gone(&self, place: &Place) -> BrokerError {
+        let Self { group, subject, .. } = self;
+        BrokerError::Unavailable {
+            message: format!(
+                "the durable consumer of the group `{group}` on `{subject}` was removed from the embedded broker ({place}) \
+                 while this program had it open; start the program again to make a new one, which begins as `start` says, or \
+                 at the first message that is kept if the inbox knows the group"
+            ),
+            source: None,
+        }
+    }
 }
 
 /// A delivery that was leased.
@@ -52,7 +72,9 @@ struct State {
 
 impl State {
     /// Reads it; by indexes only, whatever the number of messages.
-    async fn read(connection: &mut SqliteConnection, durable: &Durable) -> Result<Self, sqlx::Error> {
+    ///
+    /// `None`: the durable is gone.
+    async fn read(connection: &mut SqliteConnection, durable: &Durable) -> Result<Option<Self>, sqlx::Error> {
         let row = sqlx::query(
             "SELECT ack_wait, position, \
              (SELECT min(seq) FROM messages WHERE seq > c.position) AS next, \
@@ -63,9 +85,10 @@ impl State {
              FROM consumers c WHERE id = ?",
         )
         .bind(durable.id)
-        .fetch_one(connection)
+        .fetch_optional(connection)
         .await?;
-        Ok(Self {
+        let Some(row) = row else { return Ok(None) };
+        Ok(Some(Self {
             ack_wait: row.try_get("ack_wait")?,
             position: row.try_get("position")?,
             next: row.try_get("next")?,
@@ -73,16 +96,17 @@ impl State {
             visible_at: row.try_get("visible_at")?,
             last_visible_at: row.try_get("last_visible_at")?,
             taken_at: row.try_get("taken_at")?,
-        })
+        }))
     }
 
     /// The result of a look that saw this and took `taken`.
     fn found(&self, taken: Vec<Taken>, now: i64) -> Found {
-        // What is due and wasn't taken can't be had: its message is gone. Looking again at once would find it so for ever.
-        let pause = self
-            .visible_at
-            .filter(|&at| at > now)
-            .map_or(POLL, |at| until(at, now).min(POLL));
+        let pause = match self.visible_at {
+            None => LOOK,
+            Some(at) if at > now => until(at, now).min(LOOK),
+            // What is due and wasn't taken can't be had: its message is gone. Looking again at once would find it so for ever.
+            Some(_) => POLL,
+        };
         Found {
             taken,
             ack_wait: self.ack_wait,
@@ -146,7 +170,8 @@ pub(super) async fn take(
 async fn look(shared: &Shared, durable: &Durable) -> Result<State, BrokerError> {
     let mut reading = shared.db().await?.reading().await?;
     let state = State::read(&mut reading, durable).await;
-    reading.done("look for messages in", state)
+    let state = reading.done("look for messages in", state)?;
+    state.ok_or_else(|| durable.gone(&shared.place))
 }
 
 /// One transaction: what it leased, and what it found; it looks at a bounded number of messages.
@@ -157,9 +182,11 @@ async fn take_once(shared: &Shared, durable: &Durable, max: i64) -> Result<(Vec<
         let mut tx = writing.begin_with("BEGIN IMMEDIATE").await?;
         // Behind the lock: waiting for it may have taken a while.
         let now = shared.clock.now();
-        let state = State::read(&mut tx, durable).await?;
+        let Some(state) = State::read(&mut tx, durable).await? else {
+            return Ok(None);
+        };
         if state.is_blocked(durable, now) {
-            return Ok((Vec::new(), state));
+            return Ok(Some((Vec::new(), state)));
         }
         let max = if durable.ordered { 1 } else { max };
         let mut lease = Lease {
@@ -179,10 +206,11 @@ async fn take_once(shared: &Shared, durable: &Durable, max: i64) -> Result<(Vec<
             lease.fresh(&state, room, &mut taken).await?;
         }
         tx.commit().await?;
-        Ok((taken, state))
+        Ok(Some((taken, state)))
     };
     let result = transaction.await;
-    writing.done("take messages from", result)
+    let taken = writing.done("take messages from", result)?;
+    taken.ok_or_else(|| durable.gone(&shared.place))
 }
 
 /// The parts of the transaction.

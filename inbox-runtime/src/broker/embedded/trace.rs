@@ -96,7 +96,7 @@ impl Embedded {
         };
         let redelivered = transaction.await;
         writing.done("deliver again a message of", redelivered)?;
-        self.shared.wake.notify_waiters();
+        self.shared.wakes.all();
         Ok(())
     }
 }

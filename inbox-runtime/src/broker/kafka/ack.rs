@@ -74,7 +74,7 @@ impl KafkaLease {
                 u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
             ));
             let text = format!("offset {offset} {why} and comes again in {time}");
-            self.group.lines[self.line].status.wait(self.part.name(), text);
+            self.group.lines[self.line].status.back_off(self.part.name(), text);
         }
         drop(state);
         self.tell();

@@ -17,6 +17,9 @@ use inbox_runtime::{
 use tempfile::TempDir;
 use tokio::time::timeout;
 
+mod retention;
+mod start;
+
 const NOW: Duration = Duration::ZERO;
 const SECOND: Duration = Duration::from_secs(1);
 /// An ack-wait that no test lives to see.
@@ -86,6 +89,15 @@ async fn counts(broker: &Embedded, group: &str, subject: &str) -> (u64, u64, u64
 async fn raw(path: &Path) -> SqliteConnection {
     let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
     SqliteConnection::connect_with(&options).await.unwrap()
+}
+
+/// Waits until it is so, for as long as a busy machine may need.
+async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so().await {
+        assert!(start.elapsed() < 60 * SECOND, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 // === deliveries ===
@@ -895,13 +907,13 @@ async fn a_file_of_somebody_else_is_refused_and_left_alone() {
     let path = path.with_extension("newer");
     publish(&Embedded::file(&path), "a", ["x"]).await;
     let mut newer = raw(&path).await;
-    sqlx::raw_sql("PRAGMA user_version = 2")
+    sqlx::raw_sql("PRAGMA user_version = 99")
         .execute(&mut newer)
         .await
         .unwrap();
     let error = refusal(&path).await;
     assert!(
-        error.contains("have version 2") && error.contains("update the program"),
+        error.contains("have version 99") && error.contains("update the program"),
         "{error}"
     );
 }
