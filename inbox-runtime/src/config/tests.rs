@@ -126,12 +126,12 @@ fn properties_of_librdkafka_come_from_both() {
     let properties: Vec<_> = config
         .kafka
         .iter()
-        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .map(|(name, given)| (name.as_str(), given.value.0.as_str(), given.place.as_str()))
         .collect();
     let expected = [
-        ("client.id", "till"),
-        ("session.timeout.ms", "10000"),
-        ("socket.keepalive.enable", "true"),
+        ("client.id", "till", "INBOX_KAFKA_CLIENT_ID"),
+        ("session.timeout.ms", "10000", "inbox.toml:2"),
+        ("socket.keepalive.enable", "true", "inbox.toml:4"),
     ];
     assert_eq!(properties, expected);
 
