@@ -318,8 +318,16 @@ pub(crate) fn connect(url: &str, place: &str, config: &Config) -> Result<DynBrok
         let rest = rest.strip_prefix("//").unwrap_or(rest);
         return kafka::Kafka::from_url(rest, place, &config.kafka).map(DynBroker::new);
     }
-    config.warn_unused_kafka("the broker is none of Kafka's");
+    warn_unused_kafka(config, "the broker is none of Kafka's");
     other(url).map_err(|problem| vec![format!("{place}: {problem}")])
+}
+
+/// Warns of properties of librdkafka that nothing uses.
+pub(crate) fn warn_unused_kafka(config: &Config, why: &str) {
+    if !config.kafka.is_empty() {
+        let places: Vec<_> = config.kafka.values().map(|given| given.place.as_str()).collect();
+        tracing::warn!(places = places.join(", "), why, "properties of Kafka are not used");
+    }
 }
 
 /// The broker of another URL than Kafka's; a line for each that is compiled in.

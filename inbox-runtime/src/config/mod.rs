@@ -127,16 +127,6 @@ impl Config {
     }
 }
 
-impl Config {
-    /// Warns of properties of librdkafka that nothing uses.
-    pub(crate) fn warn_unused_kafka(&self, why: &str) {
-        if !self.kafka.is_empty() {
-            let places: Vec<_> = self.kafka.values().map(|given| given.place.as_str()).collect();
-            tracing::warn!(places = places.join(", "), why, "properties of Kafka are not used");
-        }
-    }
-}
-
 /// Warns only: a container platform makes variables such as `INBOX_PORT` for a service called inbox.
 fn warn_unknown(name: &str) {
     if name.starts_with("INBOX_") {

@@ -137,7 +137,10 @@ fn settings(builder: &InboxBuilder, config: &Config) -> StoreSettings {
 /// The broker that was given, or the one that a URL names.
 fn broker(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String>) -> Option<DynBroker> {
     if let Some(broker) = builder.broker.take() {
-        config.warn_unused_kafka("the program gives its broker in code; write `Kafka::property(…)` there");
+        broker::warn_unused_kafka(
+            config,
+            "the program gives its broker in code; write `Kafka::property(…)` there",
+        );
         return Some(broker);
     }
     let url = match builder.broker_url.take() {

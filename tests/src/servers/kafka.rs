@@ -27,8 +27,26 @@ pub struct Kafka {
     classes: PathBuf,
     service: Service,
     port: u16,
+    /// The port of the listener on which clients say who they are, if there is one.
+    sasl: Option<u16>,
     node: Node,
 }
+
+/// A user of a [secure](Kafka::start_secure) server, who may do everything, with the password.
+pub const ADMIN: (&str, &str) = ("alice", "alice-password");
+/// A user who may do nothing but what [`grant`](super::acl::grant) lets her do.
+pub const USER: (&str, &str) = ("bob", "bob-password");
+
+/// What a secure server has besides. Who doesn't say who they are, on the other listener, may do everything.
+const SECURE: &str = "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT
+sasl.enabled.mechanisms=PLAIN,OAUTHBEARER
+listener.name.sasl_plaintext.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+user_alice=\"alice-password\" user_bob=\"bob-password\";
+listener.name.sasl_plaintext.oauthbearer.sasl.jaas.config=org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule \
+required unsecuredLoginStringClaim_sub=\"broker\";
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS;User:alice
+";
 
 /// A node's place among those of its cluster.
 #[derive(Clone, Debug)]
@@ -57,6 +75,22 @@ impl Kafka {
     pub fn start() -> Result<Self, String> {
         let mut kafka = Self::formatted(Node::alone())?;
         up_to_three_times(|| {
+            kafka.configure(Node::alone())?;
+            kafka.resume()
+        })?;
+        Ok(kafka)
+    }
+
+    /// A new server with another listener, on which users log in with SASL and have the rights that
+    /// [`grant`](super::acl::grant) gives them.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_secure() -> Result<Self, String> {
+        let mut kafka = Self::formatted(Node::alone())?;
+        up_to_three_times(|| {
+            kafka.sasl = Some(free_port());
             kafka.configure(Node::alone())?;
             kafka.resume()
         })?;
@@ -94,6 +128,7 @@ impl Kafka {
             classes,
             service: Service::new(folder),
             port: 0,
+            sasl: None,
             node: node.clone(),
         };
         kafka.configure(node)?;
@@ -129,12 +164,15 @@ impl Kafka {
             .zip(controllers)
             .map(|(id, port)| format!("{id}@127.0.0.1:{port}"));
         let voters: Vec<_> = voters.collect();
+        let sasl = self.sasl.map(|port| format!(",SASL_PLAINTEXT://127.0.0.1:{port}"));
+        let secure = self.sasl.map_or("", |_| SECURE);
+        let sasl = sasl.unwrap_or_default();
         format!(
             "process.roles=broker,controller
 node.id={id}
 controller.quorum.voters={}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{sasl}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{sasl}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs=data
@@ -155,7 +193,7 @@ transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=3
 share.coordinator.state.topic.replication.factor={nodes}
 share.coordinator.state.topic.min.isr=1
-",
+{secure}",
             voters.join(",")
         )
     }
@@ -201,6 +239,16 @@ share.coordinator.state.topic.min.isr=1
     #[must_use]
     pub fn brokers(&self) -> String {
         format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The address of the listener of a secure server on which users log in.
+    ///
+    /// # Panics
+    ///
+    /// When it isn't secure.
+    #[must_use]
+    pub fn sasl_brokers(&self) -> String {
+        format!("127.0.0.1:{}", self.sasl.expect("a secure server"))
     }
 
     /// Its URL.

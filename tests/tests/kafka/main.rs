@@ -6,11 +6,13 @@ use inbox_runtime::{InboxHandle, Kafka};
 use inbox_tests::{Flaky, KafkaCluster, Probe, SqliteFile, TestBroker, TestDatabase, World, eventually};
 
 mod campaign;
+mod client;
 mod handlers;
 mod outages;
 mod partitions;
 mod rebalances;
 mod records;
+mod secure;
 mod start;
 #[cfg(feature = "postgres")]
 mod successors;

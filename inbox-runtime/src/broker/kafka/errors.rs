@@ -105,6 +105,14 @@ pub(super) fn advice(code: Code, text: &str) -> &'static str {
     }
 }
 
+/// An error of a partition with the broker's own words, and what to do.
+pub(super) fn with_advice(error: &KafkaError) -> String {
+    match error.rdkafka_error_code() {
+        Some(code) => format!("{code}{}", advice(code, "")),
+        None => error.to_string(),
+    }
+}
+
 /// A reason of librdkafka's without what changes from one time to the next: how long a connection had lasted, and how often it
 /// has been said.
 pub(super) fn lasting(reason: &str) -> &str {

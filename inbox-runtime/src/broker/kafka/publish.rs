@@ -191,7 +191,10 @@ fn not_confirmed(producer: &Producer, topic: &str, error: KafkaError) -> BrokerE
     let headless = partitions.iter().filter(|partition| partition.leader() < 0);
     let headless: Vec<_> = headless.map(|partition| partition.id().to_string()).collect();
     if headless.is_empty() {
-        let what = format!("the topic `{topic}`: the brokers didn't confirm the message in time");
+        let what = format!(
+            "the topic `{topic}`: the brokers didn't confirm the message in time; fewer replicas may be in sync than its \
+             `min.insync.replicas`"
+        );
         BrokerError::not_now(what, error)
     } else {
         let what = format!(
