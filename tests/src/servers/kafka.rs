@@ -27,9 +27,18 @@ pub struct Kafka {
     classes: PathBuf,
     service: Service,
     port: u16,
-    /// The port of the listener on which clients say who they are, if there is one.
-    sasl: Option<u16>,
+    /// What a secure one has besides.
+    secure: Option<Secure>,
     node: Node,
+}
+
+/// The other listeners of a secure server.
+#[derive(Clone, Copy, Debug)]
+struct Secure {
+    /// The port on which clients say who they are.
+    sasl: u16,
+    /// The port on which they speak TLS.
+    tls: u16,
 }
 
 /// A user of a [secure](Kafka::start_secure) server, who may do everything, with the password.
@@ -38,7 +47,9 @@ pub const ADMIN: (&str, &str) = ("alice", "alice-password");
 pub const USER: (&str, &str) = ("bob", "bob-password");
 
 /// What a secure server has besides. Who doesn't say who they are, on the other listener, may do everything.
-const SECURE: &str = "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT
+const SECURE: &str = "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL
+listener.name.ssl.ssl.keystore.type=PEM
+listener.name.ssl.ssl.keystore.location=keystore.pem
 sasl.enabled.mechanisms=PLAIN,OAUTHBEARER
 listener.name.sasl_plaintext.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
 user_alice=\"alice-password\" user_bob=\"bob-password\";
@@ -81,8 +92,8 @@ impl Kafka {
         Ok(kafka)
     }
 
-    /// A new server with another listener, on which users log in with SASL and have the rights that
-    /// [`grant`](super::acl::grant) gives them.
+    /// A new server with two other listeners: one on which users log in with SASL, and have the rights that
+    /// [`grant`](super::acl::grant) gives them, and one with TLS.
     ///
     /// # Errors
     ///
@@ -90,7 +101,10 @@ impl Kafka {
     pub fn start_secure() -> Result<Self, String> {
         let mut kafka = Self::formatted(Node::alone())?;
         up_to_three_times(|| {
-            kafka.sasl = Some(free_port());
+            kafka.secure = Some(Secure {
+                sasl: free_port(),
+                tls: free_port(),
+            });
             kafka.configure(Node::alone())?;
             kafka.resume()
         })?;
@@ -128,7 +142,7 @@ impl Kafka {
             classes,
             service: Service::new(folder),
             port: 0,
-            sasl: None,
+            secure: None,
             node: node.clone(),
         };
         kafka.configure(node)?;
@@ -139,6 +153,11 @@ impl Kafka {
     fn configure(&mut self, node: Node) -> Result<(), String> {
         self.port = free_port();
         self.node = node;
+        // Kafka wants the key and the certificate in one file.
+        let tls = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/tls/server");
+        let read = |end| fs::read_to_string(format!("{tls}.{end}")).map_err(|error| format!("{tls}.{end}: {error}"));
+        let keystore = self.service.folder().join("keystore.pem");
+        fs::write(keystore, read("key")? + &read("pem")?).map_err(|error| format!("the keystore: {error}"))?;
         let file = self.service.folder().join(CONFIG);
         fs::write(&file, self.config()).map_err(|error| format!("{}: {error}", file.display()))
     }
@@ -164,15 +183,17 @@ impl Kafka {
             .zip(controllers)
             .map(|(id, port)| format!("{id}@127.0.0.1:{port}"));
         let voters: Vec<_> = voters.collect();
-        let sasl = self.sasl.map(|port| format!(",SASL_PLAINTEXT://127.0.0.1:{port}"));
-        let secure = self.sasl.map_or("", |_| SECURE);
-        let sasl = sasl.unwrap_or_default();
+        let others = self
+            .secure
+            .map(|Secure { sasl, tls }| format!(",SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://127.0.0.1:{tls}"));
+        let others = others.unwrap_or_default();
+        let secure = self.secure.map_or("", |_| SECURE);
         format!(
             "process.roles=broker,controller
 node.id={id}
 controller.quorum.voters={}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{sasl}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}{sasl}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{others}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{others}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs=data
@@ -248,7 +269,17 @@ share.coordinator.state.topic.min.isr=1
     /// When it isn't secure.
     #[must_use]
     pub fn sasl_brokers(&self) -> String {
-        format!("127.0.0.1:{}", self.sasl.expect("a secure server"))
+        format!("127.0.0.1:{}", self.secure.expect("a secure server").sasl)
+    }
+
+    /// The address of the listener of a secure server that speaks TLS.
+    ///
+    /// # Panics
+    ///
+    /// When it isn't secure.
+    #[must_use]
+    pub fn tls_brokers(&self) -> String {
+        format!("127.0.0.1:{}", self.secure.expect("a secure server").tls)
     }
 
     /// Its URL.

@@ -16,6 +16,8 @@ mod secure;
 mod start;
 #[cfg(feature = "postgres")]
 mod successors;
+#[cfg(feature = "kafka-ssl")]
+mod tokens;
 
 type Kafkaesque = World<KafkaCluster, SqliteFile>;
 

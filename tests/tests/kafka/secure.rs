@@ -93,10 +93,6 @@ async fn g55_a_wrong_password_is_the_reason_in_health_and_in_the_error() {
 async fn g55_a_client_that_says_no_name_is_told_about_the_protocol() {
     let world = world_of(|| Kafka::new(server().sasl_brokers())).await;
     let inbox = spawn(&world).await;
-    for _ in 0..20 {
-        eprintln!("DBG {:?}", inbox.health().reasons);
-        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-    }
     let reason = reason(&inbox, "security.protocol").await;
     assert!(
         reason.contains("INBOX_KAFKA_SECURITY_PROTOCOL") && !inbox.health().ready,

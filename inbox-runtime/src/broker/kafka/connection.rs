@@ -22,6 +22,8 @@ struct State {
     cause: Option<Cause>,
     /// No broker answers, with the cause as it was logged.
     down: Option<u8>,
+    /// A broker has answered once.
+    was_up: bool,
 }
 
 #[derive(Debug)]
@@ -36,8 +38,12 @@ impl Connection {
     /// A connection ended, or could not be made.
     pub(super) fn failed(&self, weight: u8, code: RDKafkaErrorCode, reason: &str) {
         let reason = errors::lasting(reason);
-        let text = format!("{reason}{}", errors::advice(code, reason));
         let mut state = self.lock();
+        let advice = match errors::advice(code, reason) {
+            "" if !state.was_up && reason.contains("Disconnected") => errors::CLOSED_AT_ONCE,
+            advice => advice,
+        };
+        let text = format!("{reason}{advice}");
         let holds = |cause: &Cause| cause.weight > weight && cause.since.elapsed() < HOLDS;
         if !state.cause.as_ref().is_some_and(holds) {
             let since = Instant::now();
@@ -63,7 +69,14 @@ impl Connection {
     pub(super) fn up(&self) -> bool {
         let mut state = self.lock();
         state.cause = None;
+        state.was_up = true;
         state.down.take().is_some()
+    }
+
+    /// Whether a connection has ended, or could not be made, since a broker answered last.
+    pub(super) fn has_failed(&self) -> bool {
+        let state = self.lock();
+        state.cause.is_some() || state.down.is_some()
     }
 
     /// Why no broker answers, if none does.
@@ -101,6 +114,8 @@ mod tests {
             let (text, news) = connection.down();
             assert!(text.ends_with("two: refused") && !news, "{text}");
         }
+        connection.failed(1, RDKafkaErrorCode::BrokerTransportFailure, "one: Disconnected");
+        assert!(connection.down().0.contains("INBOX_KAFKA_SECURITY_PROTOCOL"));
         connection.failed(3, RDKafkaErrorCode::Authentication, "Invalid username or password");
         let (text, news) = connection.down();
         assert!(text.contains("Invalid username") && news, "{text}");
@@ -115,5 +130,8 @@ mod tests {
         assert!(connection.up() && !connection.up());
         assert_eq!(connection.cause(), None);
         assert_eq!(connection.down(), ("no broker answers".to_owned(), true));
+        // The protocol is right, since it was.
+        connection.failed(1, RDKafkaErrorCode::BrokerTransportFailure, "one: Disconnected");
+        assert!(connection.down().0.ends_with("one: Disconnected"));
     }
 }

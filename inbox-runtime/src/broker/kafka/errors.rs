@@ -71,6 +71,7 @@ pub(super) fn advice(code: Code, text: &str) -> &'static str {
             "; set INBOX_KAFKA_SASL_USERNAME and INBOX_KAFKA_SASL_PASSWORD, or what else the mechanism needs, to what the brokers \
              know"
         }
+        C::SSL if text.contains("PLAINTEXT") => CLOSED_AT_ONCE,
         C::SSL => {
             "; set INBOX_KAFKA_SSL_CA_LOCATION to the certificate of the authority that has signed the brokers', and the \
              brokers' addresses to the names in theirs"
@@ -112,6 +113,10 @@ pub(super) fn with_advice(error: &KafkaError) -> String {
         None => error.to_string(),
     }
 }
+
+/// What to do when a broker has closed each connection so far.
+pub(super) const CLOSED_AT_ONCE: &str = "; a listener that closes new connections at once speaks another security.protocol: set \
+                                         INBOX_KAFKA_SECURITY_PROTOCOL to plaintext, ssl, sasl_plaintext or sasl_ssl";
 
 /// A reason of librdkafka's without what changes from one time to the next: how long a connection had lasted, and how often it
 /// has been said.

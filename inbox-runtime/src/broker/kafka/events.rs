@@ -24,11 +24,11 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// For one client, to be made where the runtime is that makes tokens.
+    /// For one client.
     pub(super) fn new(settings: &Settings) -> Self {
         Self {
             settings: settings.clone(),
-            tokens: TokenMaker::new(settings.token.as_ref()),
+            tokens: TokenMaker::new(settings.token.as_ref(), settings.runtime.as_ref()),
             connection: Connection::default(),
         }
     }

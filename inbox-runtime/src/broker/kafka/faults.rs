@@ -61,7 +61,8 @@ impl Faults {
             // One that names no topic comes with its partition, which has it.
             About::Topic => {
                 for line in &group.lines {
-                    if text.contains(&topics::topic(&group.prefix, &line.subject)) {
+                    // As in `Subscribed topic not available: orders: Broker: …`.
+                    if text.contains(&format!(" {}: ", topics::topic(&group.prefix, &line.subject))) {
                         line.status.wait(&line.subject, &text);
                         self.enter(group, &line.subject, code, &text);
                     }
@@ -81,7 +82,12 @@ impl Faults {
                 tracing::info!(group = group.id, "Kafka answers again");
             }
         } else if !brokers().any(is_up) && !statistics.brokers.is_empty() {
-            self.down(group);
+            if self.events.connection.has_failed() {
+                self.down(group);
+            } else {
+                // It is being connected to, which may take its time.
+                group.wait(BROKERS, "no broker answers yet");
+            }
         }
     }
 

@@ -287,7 +287,7 @@ impl Kafka {
             .settings
             .get("max.poll.interval.ms")
             .and_then(|text| text.parse().ok());
-        let events = Events::new(&self.settings);
+        let events = Events::new(&self.settings.on_this_runtime());
         let context = consumer::Context::new(group.clone(), events, longest_poll.map(Duration::from_millis));
         let client = consumer::create(&self.settings.consumer(id), context)
             .map_err(|error| failed(&self.settings.redact(&config::explain(&error))))?;

@@ -85,11 +85,11 @@ pub(super) struct TokenMaker {
 }
 
 impl TokenMaker {
-    /// To be made where the runtime is.
-    pub(super) fn new(token: Option<&Token>) -> Self {
+    /// Makes them on that runtime, or else on the one that this is called on.
+    pub(super) fn new(token: Option<&Token>, runtime: Option<&Handle>) -> Self {
         Self {
             token: token.cloned(),
-            runtime: Handle::try_current().ok(),
+            runtime: runtime.cloned().or_else(|| Handle::try_current().ok()),
         }
     }
 
@@ -139,11 +139,9 @@ mod tests {
 
     fn make(token: Token) -> Result<OAuthToken, String> {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        let maker = {
-            let _inside = runtime.enter();
-            TokenMaker::new(Some(&token))
-        };
-        maker.make().map_err(|error| error.to_string())
+        TokenMaker::new(Some(&token), Some(runtime.handle()))
+            .make()
+            .map_err(|error| error.to_string())
     }
 
     #[test]
