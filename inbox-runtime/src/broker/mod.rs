@@ -311,15 +311,32 @@ impl BrokerError {
 /// A URL, for texts that ask for one.
 pub(crate) const EXAMPLE_URL: &str = "embedded:broker.db";
 
-/// The broker that a URL names; a line for each that is compiled in. The error says what to write instead.
-pub(crate) fn connect(url: &str, config: &Config) -> Result<DynBroker, String> {
+/// The broker that a URL names, which was found at `place`. The errors say what to write instead, and where.
+pub(crate) fn connect(url: &str, place: &str, config: &Config) -> Result<DynBroker, Vec<String>> {
+    #[cfg(feature = "kafka")]
+    if let Some(rest) = url.strip_prefix("kafka:") {
+        let rest = rest.strip_prefix("//").unwrap_or(rest);
+        return kafka::Kafka::from_url(rest, place, &config.kafka).map(DynBroker::new);
+    }
+    warn_unused_kafka(config, "the broker is none of Kafka's");
+    other(url).map_err(|problem| vec![format!("{place}: {problem}")])
+}
+
+/// Warns of properties of librdkafka that nothing uses.
+pub(crate) fn warn_unused_kafka(config: &Config, why: &str) {
+    if !config.kafka.is_empty() {
+        let places: Vec<_> = config.kafka.values().map(|given| given.place.as_str()).collect();
+        tracing::warn!(places = places.join(", "), why, "properties of Kafka are not used");
+    }
+}
+
+/// The broker of another URL than Kafka's; a line for each that is compiled in.
+fn other(url: &str) -> Result<DynBroker, String> {
     let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
     let rest = rest.strip_prefix("//").unwrap_or(rest);
     match scheme {
         #[cfg(feature = "embedded")]
         "embedded" => embedded::Embedded::from_url(rest).map(DynBroker::new),
-        #[cfg(feature = "kafka")]
-        "kafka" => kafka::Kafka::from_url(rest, &config.kafka).map(DynBroker::new),
         #[cfg(feature = "nats")]
         "nats" | "tls" => match nats::Nats::new(url) {
             Ok(broker) => Ok(DynBroker::new(broker)),
@@ -327,7 +344,7 @@ pub(crate) fn connect(url: &str, config: &Config) -> Result<DynBroker, String> {
         },
         _ => {
             // The rest of the URL may have a password.
-            let _ = (rest, config);
+            let _ = rest;
             let built_in: &[&str] = &[
                 #[cfg(feature = "embedded")]
                 "embedded",

@@ -7,7 +7,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::{Config, Kind, Setting, nearest, settings};
+use super::{Config, Given, Kind, Secret, Setting, nearest, settings};
 
 /// Reads the file into `config`. One that isn't `wanted` may be missing.
 pub(super) fn read(path: &Path, wanted: bool, config: &mut Config, problems: &mut Vec<String>) {
@@ -103,7 +103,10 @@ impl<'a> File<'a> {
             };
             let name = name.into_inner();
             match text {
-                Some(text) => drop(config.kafka.insert(name.into_owned(), text)),
+                Some(text) => {
+                    let value = Secret(text);
+                    config.kafka.insert(name.into_owned(), Given { value, place });
+                }
                 None => self.problem(
                     &place,
                     &format!(

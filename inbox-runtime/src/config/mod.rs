@@ -58,7 +58,7 @@ pub(crate) struct Config {
     pub(crate) shutdown_timeout: Option<Duration>,
     pub(crate) http_addr: Option<Given<SocketAddr>>,
     /// The properties of librdkafka.
-    pub(crate) kafka: BTreeMap<String, String>,
+    pub(crate) kafka: BTreeMap<String, Given<Secret>>,
     pub(crate) overrides: Overrides,
 }
 
@@ -106,7 +106,8 @@ impl Config {
         for (property, name, value) in kafka {
             match value.into_string() {
                 Ok(value) => {
-                    config.kafka.insert(property, value.trim().to_owned());
+                    let value = Secret(value.trim().to_owned());
+                    config.kafka.insert(property, Given { value, place: name });
                 }
                 Err(_) => problems.push(format!("the environment variable {name}: it is not UTF-8")),
             }

@@ -126,14 +126,18 @@ fn properties_of_librdkafka_come_from_both() {
     let properties: Vec<_> = config
         .kafka
         .iter()
-        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .map(|(name, given)| (name.as_str(), given.value.0.as_str(), given.place.as_str()))
         .collect();
     let expected = [
-        ("client.id", "till"),
-        ("session.timeout.ms", "10000"),
-        ("socket.keepalive.enable", "true"),
+        ("client.id", "till", "INBOX_KAFKA_CLIENT_ID"),
+        ("session.timeout.ms", "10000", ":2"),
+        ("socket.keepalive.enable", "true", ":4"),
     ];
-    assert_eq!(properties, expected);
+    assert_eq!(properties.len(), expected.len());
+    for (found, (name, value, place)) in properties.into_iter().zip(expected) {
+        assert_eq!((found.0, found.1), (name, value));
+        assert!(found.2.ends_with(place), "{found:?}");
+    }
 
     let (_, problems) = read(&[], "[kafka]\nsession.timeout.ms = 10_000");
     assert_eq!(problems.len(), 1);

@@ -137,6 +137,10 @@ fn settings(builder: &InboxBuilder, config: &Config) -> StoreSettings {
 /// The broker that was given, or the one that a URL names.
 fn broker(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String>) -> Option<DynBroker> {
     if let Some(broker) = builder.broker.take() {
+        broker::warn_unused_kafka(
+            config,
+            "the program gives its broker in code; write `Kafka::property(…)` there",
+        );
         return Some(broker);
     }
     let url = match builder.broker_url.take() {
@@ -150,8 +154,8 @@ fn broker(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String
         ));
         return None;
     };
-    broker::connect(&url, config)
-        .map_err(|problem| problems.push(format!("{place}: {problem}")))
+    broker::connect(&url, &place, config)
+        .map_err(|found| problems.extend(found))
         .ok()
 }
 

@@ -21,3 +21,11 @@ impl Way for Topic {
         Ok(Some(Kafka::new(brokers).prefix(cluster.prefix())))
     }
 }
+
+/// A topic of one partition with nothing in it, if there is a server.
+pub(crate) async fn empty(subject: &str) -> Option<Kafka> {
+    let brokers = std::env::var("KAFKA_BROKERS").ok()?;
+    let cluster = KafkaCluster::on(&brokers);
+    cluster.make_topic(subject, 1).await;
+    Some(Kafka::new(brokers).prefix(cluster.prefix()))
+}

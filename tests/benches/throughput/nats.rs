@@ -20,3 +20,13 @@ impl Way for JetStream {
         Ok(Some(Nats::new(&url)?))
     }
 }
+
+/// A stream on the disk with nothing in it, if there is a server.
+pub(crate) async fn empty(subject: &str) -> Result<Option<Nats>, Error> {
+    let Ok(url) = std::env::var("NATS_URL") else {
+        return Ok(None);
+    };
+    let account = inbox_tests::JetStream::at(&url).ok_or("NATS_URL is not as in nats://127.0.0.1:4222")?;
+    account.fill("LATENCY", subject, 0).await;
+    Ok(Some(Nats::new(&url)?))
+}

@@ -85,7 +85,7 @@ impl KafkaCluster {
             .expect("a client for administration");
         Self {
             brokers: brokers.to_owned(),
-            kafka: set(kafka.prefix(&prefix)),
+            kafka: set(kafka).prefix(&prefix),
             prefix,
             topics: Arc::default(),
             eyes: Arc::new(Eyes {

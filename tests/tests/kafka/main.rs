@@ -6,14 +6,18 @@ use inbox_runtime::{InboxHandle, Kafka};
 use inbox_tests::{Flaky, KafkaCluster, Probe, SqliteFile, TestBroker, TestDatabase, World, eventually};
 
 mod campaign;
+mod client;
 mod handlers;
 mod outages;
 mod partitions;
 mod rebalances;
 mod records;
+mod secure;
 mod start;
 #[cfg(feature = "postgres")]
 mod successors;
+#[cfg(feature = "kafka-ssl")]
+mod tokens;
 
 type Kafkaesque = World<KafkaCluster, SqliteFile>;
 

@@ -156,7 +156,9 @@ mod tests {
 
     use super::{
         super::{
+            config::Settings,
             consumer::{self, Context},
+            events::Events,
             group::{Line, Waiter},
             partition::Partition,
         },
@@ -177,7 +179,11 @@ mod tests {
         config
             .set("bootstrap.servers", "127.0.0.1:1")
             .set("group.id", "billing");
-        let client = consumer::create(&config, Context::new(group.clone(), None)).expect("a consumer");
+        let client = consumer::create(
+            &config,
+            Context::new(group.clone(), Events::new(&Settings::default()), None),
+        )
+        .expect("a consumer");
         let part = Part::new("order.created", 0);
         let wake = Arc::new(Notify::new());
         let mut partition = Partition::new(&client, &part, 0, 1, wake).expect("a partition");

@@ -1,69 +1,27 @@
 //! How a Kafka client is set up: its URL, the properties of librdkafka, and those of them that are ours.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
-use rdkafka::ClientConfig;
+use rdkafka::{
+    ClientConfig,
+    client::{Client, DefaultClientContext},
+    error::KafkaError,
+    types::RDKafkaType,
+};
+use tokio::runtime::Handle;
+
+use self::property::Property;
+pub(super) use self::property::explain;
+use super::{log, properties, token::Token};
+use crate::config::{Given, Secret};
+
+mod property;
 
 /// The port of a broker whose address names none.
 const PORT: u16 = 9092;
 
-/// What the inbox sets unless it is told otherwise.
-const DEFAULTS: [(&str, &str); 6] = [
-    ("client.id", "inbox-runtime"),
-    // New topics and partitions are found within seconds.
-    ("topic.metadata.refresh.interval.ms", "10000"),
-    // What is fetched ahead, for each partition: enough to go on with, and memory that a hundred partitions can have.
-    ("queued.min.messages", "1000"),
-    ("queued.max.messages.kbytes", "8192"),
-    // A broker that is back is found within seconds.
-    ("reconnect.backoff.max.ms", "2000"),
-    // Health and lag come from them.
-    ("statistics.interval.ms", "1000"),
-];
-
-/// What a consumer of the inbox is, whatever it is told.
-const CONSUMER: [(&str, &str); 4] = [
-    ("enable.auto.commit", "false"),
-    ("enable.auto.offset.store", "false"),
-    ("auto.offset.reset", "earliest"),
-    ("enable.partition.eof", "true"),
-];
-
-/// What a producer of the inbox is.
-const PRODUCER: [(&str, &str); 1] = [("enable.idempotence", "true")];
-
-/// The properties that can't be set, with the reason and what to write instead.
-const RESERVED: [(&str, &str); 16] = [
-    ("bootstrap.servers", BROKERS),
-    ("metadata.broker.list", BROKERS),
-    (
-        "group.id",
-        "each handler's `group` is its group.id; write `group = \"…\"` at the handler",
-    ),
-    ("enable.auto.commit", COMMITTED),
-    ("auto.commit.interval.ms", COMMITTED),
-    ("auto.commit.enable", COMMITTED),
-    ("enable.auto.offset.store", COMMITTED),
-    ("offset.store.method", COMMITTED),
-    (
-        "auto.offset.reset",
-        "a group begins where its handler says; write `start = \"first\"` or `start = \"new\"` there",
-    ),
-    ("enable.partition.eof", "the inbox uses it itself; leave it out"),
-    ("enable.idempotence", CONFIRMED),
-    ("acks", CONFIRMED),
-    ("request.required.acks", CONFIRMED),
-    ("transactional.id", "the transaction is the database's; leave it out"),
-    ("log.queue", "librdkafka's log goes to `tracing`; leave it out"),
-    ("opaque", "the inbox uses it itself; leave it out"),
-];
-const BROKERS: &str = "the broker's URL names the brokers, as in kafka://one:9092,two:9092";
-const COMMITTED: &str =
-    "an offset is committed after the transaction, and by nothing else, or a crash loses messages; leave it out";
-const CONFIRMED: &str = "what is published is there for good when that is confirmed; leave it out";
-
 /// Everything that a user says about Kafka.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Settings {
     /// The list of brokers as librdkafka takes it.
     pub(super) brokers: String,
@@ -71,7 +29,11 @@ pub(super) struct Settings {
     pub(super) prefix: String,
     /// The subjects whose topics are made if they are missing, with their partitions.
     pub(super) topics: Vec<(String, i32)>,
-    properties: BTreeMap<String, String>,
+    /// Where tokens for OAUTHBEARER come from.
+    pub(super) token: Option<Token>,
+    /// The runtime that makes them, if it isn't the one that a client is made on.
+    pub(super) runtime: Option<Handle>,
+    properties: BTreeMap<String, Property>,
     problems: Vec<String>,
 }
 
@@ -85,10 +47,19 @@ impl Settings {
         settings
     }
 
+    /// The same for a client that is made on another thread.
+    pub(super) fn on_this_runtime(&self) -> Self {
+        Self {
+            runtime: Handle::try_current().ok(),
+            ..self.clone()
+        }
+    }
+
     /// Reads what stands behind `kafka:`.
     pub(super) fn from_url(rest: &str) -> Self {
         let (brokers, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let mut settings = if brokers.contains('@') {
+        // A password may have a question mark.
+        if rest.contains('@') {
             // Not repeated in the text: it may be a password.
             let mut settings = Self::default();
             settings.problems.push(
@@ -96,20 +67,28 @@ impl Settings {
                  INBOX_KAFKA_SASL_PASSWORD"
                     .to_owned(),
             );
-            settings
-        } else {
-            Self::new(brokers.trim_end_matches('/'))
-        };
+            return settings;
+        }
+        let mut settings = Self::new(brokers.trim_end_matches('/'));
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
                 Some(("prefix", prefix)) => settings.set_prefix(prefix),
+                // The value isn't repeated: it may be a password.
                 _ => settings.problems.push(format!(
-                    "the broker's URL has `{pair}`; only prefix=… is known there, and librdkafka's properties are set as \
-                     in INBOX_KAFKA_SESSION_TIMEOUT_MS=6000"
+                    "the broker's URL has `{}=…`; only prefix=… is known there, and librdkafka's properties are set as \
+                     in INBOX_KAFKA_SESSION_TIMEOUT_MS=6000",
+                    pair.split('=').next().unwrap_or_default()
                 )),
             }
         }
         settings
+    }
+
+    /// Says where the URL was found that the problems so far are about.
+    pub(super) fn place_problems(&mut self, place: &str) {
+        for problem in &mut self.problems {
+            problem.insert_str(0, &format!("{place}: "));
+        }
     }
 
     pub(super) fn set_prefix(&mut self, prefix: &str) {
@@ -125,57 +104,142 @@ impl Settings {
         }
     }
 
+    /// Sets a property in code.
     pub(super) fn set(&mut self, name: &str, value: &str) {
-        match RESERVED.iter().find(|(reserved, _)| *reserved == name) {
-            Some((_, why)) => self
-                .problems
-                .push(format!("the Kafka property `{name}` can't be set: {why}")),
-            // As a variable that is set to nothing is unset.
-            None if value.is_empty() => {
-                self.properties.remove(name);
-            }
-            None => {
-                self.properties.insert(name.to_owned(), value.to_owned());
-            }
+        self.set_at(name, value, None);
+    }
+
+    /// Sets a property that was found in the environment or in the file.
+    pub(super) fn set_given(&mut self, name: &str, given: &Given<Secret>) {
+        self.set_at(name, &given.value.0, Some(given.place.clone()));
+    }
+
+    fn set_at(&mut self, name: &str, value: &str, place: Option<String>) {
+        // As a variable that is set to nothing is unset.
+        if value.is_empty() {
+            self.properties.remove(name);
+            return;
         }
+        let value = value.to_owned();
+        self.properties.insert(name.to_owned(), Property { value, place });
     }
 
     /// The value of a property, as it was given.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        self.properties.get(name).map(String::as_str)
+        self.properties.get(name).map(|property| property.value.as_str())
+    }
+
+    /// A text of librdkafka or of a broker without the secrets among the properties.
+    pub(super) fn redact(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for (name, property) in &self.properties {
+            for secret in properties::secrets(name, &property.value) {
+                text = text.replace(secret, "[redacted]");
+            }
+        }
+        text
     }
 
     /// Everything that is wrong, each with what to write instead.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), Vec<String>> {
         let mut problems = self.problems.clone();
+        let each = self.properties.iter();
+        problems.extend(each.filter_map(|(name, property)| property.problem(name)));
+        problems.extend(self.disagreements());
+        // What librdkafka finds only when a client is made: properties that don't fit together, mechanisms, files.
         if problems.is_empty()
-            && let Err(error) = self.base().create_native_config()
+            && let Err(error) = self.trial()
         {
-            problems.push(explain(&error.to_string()));
+            problems.push(self.redact(&explain(&error)));
         }
-        if problems.is_empty() {
-            Ok(())
-        } else {
-            Err(problems.join("; "))
-        }
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 
-    fn base(&self) -> ClientConfig {
+    /// Which properties contradict each other.
+    fn disagreements(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let number = |name: &str, default: u64| match self.get(name) {
+            Some(text) => text.parse().ok(),
+            None => Some(default),
+        };
+        // librdkafka's own defaults.
+        let beats = number("heartbeat.interval.ms", 3000).zip(number("session.timeout.ms", 45_000));
+        if let Some((heartbeat, session)) = beats
+            && heartbeat >= session
+        {
+            problems.push(format!(
+                "the Kafka property `heartbeat.interval.ms` is {heartbeat} and `session.timeout.ms` {session}: a member would \
+                 be taken for dead between two heartbeats; write a heartbeat of a third of the session"
+            ));
+        }
+        let mechanism = self.mechanism();
+        match (&self.token, mechanism) {
+            (Some(_), Some(mechanism)) if !mechanism.eq_ignore_ascii_case("OAUTHBEARER") => problems.push(format!(
+                "there is an `oauth_token(…)`, but the Kafka property `sasl.mechanism` is {mechanism}; write OAUTHBEARER, or \
+                 leave it out"
+            )),
+            (None, Some(mechanism)) if mechanism.eq_ignore_ascii_case("OAUTHBEARER") && !self.has_own_tokens() => {
+                problems.push(
+                    "the Kafka property `sasl.mechanism` is OAUTHBEARER, but nothing makes tokens; write \
+                     `Kafka::new(…).oauth_token(…)` in code"
+                        .to_owned(),
+                );
+            }
+            _ => {}
+        }
+        problems
+    }
+
+    fn mechanism(&self) -> Option<&str> {
+        self.get("sasl.mechanism").or_else(|| self.get("sasl.mechanisms"))
+    }
+
+    /// Whether librdkafka makes the tokens for OAUTHBEARER itself.
+    fn has_own_tokens(&self) -> bool {
+        let is = |name: &str, value: &str| self.get(name).is_some_and(|set| set.eq_ignore_ascii_case(value));
+        is("sasl.oauthbearer.method", "oidc") || is("enable.sasl.oauthbearer.unsecure.jwt", "true")
+    }
+
+    /// Makes a consumer and a producer that know no broker, so that they connect to none.
+    fn trial(&self) -> Result<(), KafkaError> {
+        // Those would fetch a token, and load what is somebody else's.
+        if self.has_own_tokens() || self.get("plugin.library.paths").is_some() {
+            return Ok(());
+        }
+        for (mut config, kind) in [
+            (self.consumer("trial"), RDKafkaType::RD_KAFKA_CONSUMER),
+            (self.producer(), RDKafkaType::RD_KAFKA_PRODUCER),
+        ] {
+            config.remove("bootstrap.servers");
+            let native = config.create_native_config()?;
+            Client::new(&config, native, kind, DefaultClientContext)?;
+        }
+        Ok(())
+    }
+
+    /// What consumers and producers have in common. `role` is the group of a consumer.
+    fn base(&self, role: &str) -> ClientConfig {
         let mut config = ClientConfig::new();
-        for (name, value) in DEFAULTS {
+        for (name, value) in properties::DEFAULTS {
             config.set(name, value);
         }
-        for (name, value) in &self.properties {
-            config.set(name, value);
+        config.set("client.id", client_id(role));
+        if self.token.is_some() {
+            config.set("sasl.mechanism", "OAUTHBEARER");
+            config.set("security.protocol", "sasl_ssl");
+        }
+        for (name, property) in &self.properties {
+            config.set(name, &property.value);
         }
         config.set("bootstrap.servers", &self.brokers);
+        config.set_log_level(log::level());
         config
     }
 
     /// The configuration of a group's consumer.
     pub(super) fn consumer(&self, group: &str) -> ClientConfig {
-        let mut config = self.base();
-        for (name, value) in CONSUMER {
+        let mut config = self.base(group);
+        for (name, value) in properties::CONSUMER {
             config.set(name, value);
         }
         config.set("group.id", group);
@@ -184,35 +248,60 @@ impl Settings {
 
     /// The configuration of a producer.
     pub(super) fn producer(&self) -> ClientConfig {
-        let mut config = self.base();
-        for (name, value) in PRODUCER {
+        let mut config = self.base("inbox-runtime");
+        for (name, value) in properties::PRODUCER {
             config.set(name, value);
         }
         // Nobody waits five minutes for a confirmation, which is what it would be.
         if self.get("message.timeout.ms").is_none() && self.get("delivery.timeout.ms").is_none() {
             config.set("message.timeout.ms", "30000");
         }
+        // A topic that isn't there is an error before that time is over.
+        if self.get("topic.metadata.propagation.max.ms").is_none() {
+            config.set("topic.metadata.propagation.max.ms", "10000");
+        }
         config.set("statistics.interval.ms", "0");
         config
     }
 }
 
-/// librdkafka's word on a property, with what it can't know.
-fn explain(error: &str) -> String {
-    let hint = if error.contains("not supported in this build") && error.contains("SSL") {
-        "; turn on the feature `kafka-ssl`"
-    } else {
-        ""
-    };
-    format!("a Kafka property can't be used: {error}{hint}")
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |(name, property): (&'_ String, &'_ Property)| {
+            let shown = properties::may_be_shown(name);
+            let value = if shown { &property.value } else { "[redacted]" };
+            (name.clone(), value.to_owned())
+        };
+        f.debug_struct("Settings")
+            .field("brokers", &self.brokers)
+            .field("prefix", &self.prefix)
+            .field("topics", &self.topics)
+            .field("oauth_token", &self.token.is_some())
+            .field(
+                "properties",
+                &self.properties.iter().map(shown).collect::<BTreeMap<_, _>>(),
+            )
+            .finish_non_exhaustive()
+    }
+}
+
+/// How the brokers know a client, in their logs and metrics.
+fn client_id(role: &str) -> String {
+    let host = gethostname::gethostname();
+    format!("{role}@{}", host.to_string_lossy())
 }
 
 /// Checks a list of brokers, and adds the port where there is none.
 fn hosts(list: &str) -> Result<String, String> {
     let mut hosts = Vec::new();
-    for host in list.split(',').map(str::trim) {
-        let wrong =
-            || format!("`{host}` is no address of a broker; write hosts and ports as in kafka://one:9092,two:9092");
+    for (index, host) in list.split(',').map(str::trim).enumerate() {
+        // It isn't repeated: what is no address may be a password.
+        let wrong = || {
+            format!(
+                "the broker's URL: its address number {} is none; write hosts and ports as in kafka://one:9092,two:9092",
+                index + 1
+            )
+        };
         // The colons inside brackets are those of an IPv6 address.
         let behind = host.rfind(']').map_or(0, |end| end + 1);
         let (name, port) = match host[behind..].find(':') {
@@ -233,83 +322,4 @@ fn hosts(list: &str) -> Result<String, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_list_of_brokers_is_read() {
-        for (url, expected) in [
-            ("one:9093", "one:9093"),
-            ("one", "one:9092"),
-            ("one:1,two:2", "one:1,two:2"),
-            ("one:1, two/", "one:1,two:9092"),
-            ("[::1]:9093,127.0.0.1", "[::1]:9093,127.0.0.1:9092"),
-        ] {
-            let settings = Settings::from_url(url);
-            assert_eq!(settings.brokers, expected, "{url}");
-            assert_eq!(settings.check(), Ok(()), "{url}");
-        }
-    }
-
-    #[test]
-    fn a_wrong_url_says_what_to_write() {
-        for (url, expected) in [
-            ("", "kafka://one:9092"),
-            ("one:", "kafka://one:9092"),
-            ("one:0", "kafka://one:9092"),
-            ("one:99999", "kafka://one:9092"),
-            ("one,,two", "kafka://one:9092"),
-            ("one:9092/topic", "kafka://one:9092"),
-            ("user:secret@one:9092", "INBOX_KAFKA_SASL_USERNAME"),
-            ("one?topic=x", "prefix"),
-            ("one?prefix=a/b", "staging."),
-        ] {
-            let problem = Settings::from_url(url).check().expect_err(url);
-            assert!(problem.contains(expected), "{url}: {problem}");
-            assert!(!problem.contains("secret"), "{problem}");
-        }
-    }
-
-    #[test]
-    fn a_prefix_can_stand_in_the_url() {
-        let settings = Settings::from_url("one:1?prefix=staging.");
-        assert_eq!(settings.check(), Ok(()));
-        assert_eq!(
-            (settings.brokers.as_str(), settings.prefix.as_str()),
-            ("one:1", "staging.")
-        );
-    }
-
-    #[test]
-    fn f61_what_would_break_the_guarantee_is_refused_by_name() {
-        for (name, _) in RESERVED {
-            let mut settings = Settings::new("one");
-            settings.set(name, "true");
-            let problem = settings.check().expect_err(name);
-            assert!(problem.contains(&format!("`{name}`")), "{problem}");
-        }
-    }
-
-    #[test]
-    fn other_properties_reach_librdkafka() {
-        let mut settings = Settings::new("one");
-        settings.set("session.timeout.ms", "6000");
-        settings.set("client.id", "mine");
-        assert_eq!(settings.check(), Ok(()));
-        let config = settings.consumer("billing");
-        assert_eq!(config.get("session.timeout.ms"), Some("6000"));
-        assert_eq!(config.get("client.id"), Some("mine"));
-        assert_eq!(config.get("enable.auto.commit"), Some("false"));
-        assert_eq!(settings.producer().get("enable.idempotence"), Some("true"));
-    }
-
-    #[test]
-    fn what_librdkafka_does_not_know_is_refused_with_its_name() {
-        for (name, value) in [("sesion.timeout.ms", "6000"), ("session.timeout.ms", "soon")] {
-            let mut settings = Settings::new("one");
-            settings.set(name, value);
-            let problem = settings.check().expect_err(name);
-            assert!(problem.contains(name), "{problem}");
-        }
-    }
-}
+mod tests;

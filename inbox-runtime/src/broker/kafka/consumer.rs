@@ -2,12 +2,14 @@
 
 use std::{
     collections::HashSet,
+    error::Error as StdError,
     sync::{Arc, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
 use rdkafka::{
     ClientContext, Message as _, Statistics, TopicPartitionList,
+    client::OAuthToken,
     config::RDKafkaLogLevel,
     consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol},
     error::{KafkaError, RDKafkaErrorCode},
@@ -16,8 +18,10 @@ use rdkafka::{
 };
 
 use super::{
+    events::Events,
+    faults::Faults,
     group::{Client, Group},
-    log, offsets,
+    offsets,
     partition::{Part, Partition, Record},
     record, topics,
 };
@@ -33,16 +37,15 @@ const KNOWN: Duration = Duration::from_secs(3);
 const DRAIN: Duration = Duration::from_secs(5);
 /// How long what was acknowledged may take to be committed then, and at the end.
 const COMMIT: Duration = Duration::from_secs(3);
-/// How long leaving the group may take before nobody waits for it any more.
-const LEAVE: Duration = Duration::from_secs(5);
 
 /// The parts of a status that aren't partitions.
 pub(super) const JOINING: &str = "group";
-const BROKERS: &str = "brokers";
+pub(super) const BROKERS: &str = "brokers";
 
 /// What librdkafka calls from the thread that polls.
 pub(super) struct Context {
     group: Arc<Group>,
+    faults: Faults,
     /// How long a revoked partition may take to be drained.
     drain: Duration,
     /// The topics that were there when the group was joined, if a line begins at the newest record.
@@ -51,10 +54,11 @@ pub(super) struct Context {
 
 impl Context {
     /// `longest_poll` is librdkafka's `max.poll.interval.ms`: a drain must not come near it.
-    pub(super) fn new(group: Arc<Group>, longest_poll: Option<Duration>) -> Self {
+    pub(super) fn new(group: Arc<Group>, events: Events, longest_poll: Option<Duration>) -> Self {
         let drain = longest_poll.map_or(DRAIN, |longest| DRAIN.min(longest / 3));
         Self {
             group,
+            faults: Faults::new(events),
             drain,
             known: OnceLock::new(),
         }
@@ -78,7 +82,7 @@ impl Context {
                 if let Some(&offset) = begun.get(&part) {
                     partition.begin_at(offset);
                 }
-                self.group.lines[line].status.go_on(&self.group.lines[line].subject);
+                self.faults.passed(&self.group, &self.group.lines[line].subject);
                 state.partitions.insert(part, partition);
             }
         }
@@ -93,7 +97,7 @@ impl Context {
         tracing::info!(group = self.group.id, partitions = ?names(assigned), "partitions were assigned");
         // Where it begins is to be committed.
         self.group.work.notify_one();
-        self.group.go_on(JOINING);
+        self.faults.passed(&self.group, JOINING);
         self.group.joined.send_replace(true);
         self.group.wake_all();
     }
@@ -165,29 +169,29 @@ fn names(partitions: &TopicPartitionList) -> Vec<String> {
 }
 
 impl ClientContext for Context {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        log::log(level, facility, message);
+        self.faults.events.log(level, facility, message);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AllBrokersDown) {
-            self.group.wait(BROKERS, &format!("no broker answers: {reason}"));
-        }
+        self.faults.error(&self.group, &error, reason);
+    }
+
+    fn generate_oauth_token(&self, _config: Option<&str>) -> Result<OAuthToken, Box<dyn StdError>> {
+        self.faults.events.token()
     }
 
     /// Once a second: whether the brokers answer, whether the group is joined, and how much is left.
     fn stats(&self, statistics: Statistics) {
-        if statistics.brokers.values().any(|broker| broker.state == "UP") {
-            self.group.go_on(BROKERS);
-        } else if !statistics.brokers.is_empty() {
-            self.group.wait(BROKERS, "no broker answers");
-        }
+        self.faults.statistics(&self.group, &statistics);
         if statistics
             .cgrp
             .as_ref()
             .is_some_and(|group| group.join_state == "steady")
         {
-            self.group.go_on(JOINING);
+            self.faults.passed(&self.group, JOINING);
             self.group.joined.send_replace(true);
         }
         let state = self.group.lock();
@@ -288,12 +292,8 @@ fn trouble(group: &Group, client: &Client, error: &KafkaError) -> bool {
             fail(group, &text);
             false
         }
-        KafkaError::PartitionEOF(_) => false,
-        _ if error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnknownTopicOrPartition) => true,
-        _ => {
-            tracing::warn!(group = group.id, %error, "trouble with Kafka");
-            false
-        }
+        // Everything else was told to the context, with its text.
+        _ => error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnknownTopicOrPartition),
     }
 }
 
@@ -320,9 +320,12 @@ fn find_missing(group: &Group, client: &Client) -> bool {
     for line in &group.lines {
         let topic = topics::topic(&group.prefix, &line.subject);
         if topics::has_wildcard(&line.subject) || there.contains(topic.as_str()) {
-            line.status.go_on(&line.subject);
+            client.context().faults.passed(group, &line.subject);
         } else {
             missing = true;
+            if client.context().faults.has(&line.subject) {
+                continue;
+            }
             line.status.wait(&line.subject, format!("there is no topic `{topic}`"));
         }
     }
@@ -347,12 +350,7 @@ fn leave(group: &Group, client: Arc<Client>) {
         .settled
         .wait_timeout_while(group.lock(), COMMIT, |state| state.committing);
     drop(committing);
-    if client.close_queue().is_ok() {
-        let start = Instant::now();
-        while !client.closed() && start.elapsed() < LEAVE {
-            client.poll(POLL);
-        }
-    }
-    group.left.send_replace(true);
+    // It leaves the group, with its callbacks on this thread. Once it is closed by hand, its end is an error that is logged.
     drop(client);
+    group.left.send_replace(true);
 }

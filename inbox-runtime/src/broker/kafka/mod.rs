@@ -14,7 +14,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
     time::Duration,
 };
 
@@ -23,11 +23,14 @@ use tokio::{sync::OnceCell, time::Instant};
 use self::{
     clock::Clock,
     config::Settings,
+    events::Events,
     group::{Group, Line},
     publish::Producers,
+    token::Token,
 };
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
+    config::{Given, Secret},
     delivery::Message,
     names,
 };
@@ -36,17 +39,23 @@ mod ack;
 mod clock;
 mod commit;
 mod config;
+mod connection;
 mod consumer;
+mod errors;
+mod events;
+mod faults;
 mod group;
 mod log;
 mod offsets;
 mod partition;
+mod properties;
 mod publish;
 mod record;
 mod source;
+mod token;
 mod topics;
 
-pub use self::{ack::KafkaLease, source::KafkaSource};
+pub use self::{ack::KafkaLease, source::KafkaSource, token::OauthToken};
 
 /// How long subscribing waits for the groups to be joined.
 const JOIN: Duration = Duration::from_secs(5);
@@ -94,6 +103,8 @@ struct Shared {
     producers: Producers,
     groups: Mutex<Vec<Weak<Group>>>,
     topics_made: OnceCell<()>,
+    /// What is wrong with the settings, which don't change any more.
+    checked: OnceLock<Result<(), Vec<String>>>,
 }
 
 impl Shared {
@@ -116,18 +127,30 @@ impl Kafka {
         Self::with(Settings::from_url(rest.strip_prefix("//").unwrap_or(rest)))
     }
 
-    /// The broker of a URL, of which `rest` stands behind `kafka:`, with librdkafka's properties. The error says what to
-    /// write instead.
+    /// The broker of a URL, of which `rest` stands behind `kafka:`, and which was found at `place`, with librdkafka's properties.
+    /// The errors say what to write instead, and where.
     pub(crate) fn from_url<'a>(
         rest: &str,
-        properties: impl IntoIterator<Item = (&'a String, &'a String)>,
-    ) -> Result<Self, String> {
+        place: &str,
+        properties: impl IntoIterator<Item = (&'a String, &'a Given<Secret>)>,
+    ) -> Result<Self, Vec<String>> {
         let mut settings = Settings::from_url(rest);
-        for (name, value) in properties {
-            settings.set(name, value);
+        settings.place_problems(place);
+        for (name, given) in properties {
+            settings.set_given(name, given);
         }
-        settings.check()?;
-        Ok(Self::with(settings))
+        let kafka = Self::with(settings);
+        kafka.problems().map(|()| kafka.clone())
+    }
+
+    /// Everything that is wrong with the settings, found out once.
+    fn problems(&self) -> Result<(), Vec<String>> {
+        self.shared.checked.get_or_init(|| self.settings.check()).clone()
+    }
+
+    fn check(&self) -> Result<(), BrokerError> {
+        self.problems()
+            .map_err(|problems| BrokerError::Invalid(problems.join("; ")))
     }
 
     fn with(settings: Settings) -> Self {
@@ -167,21 +190,53 @@ impl Kafka {
         self
     }
 
+    /// Lets a function make the tokens for SASL OAUTHBEARER, which needs the feature `kafka-ssl`. It is called when a client
+    /// connects first, and again after 80 % of a token's lifetime; each client has a token of its own. It may take ten seconds. An
+    /// error is shown in health and in the error of [`publish`](Self::publish), and ten seconds later it is called again.
+    ///
+    /// It sets `sasl.mechanism` to `OAUTHBEARER` and, unless it is set, `security.protocol` to `sasl_ssl`.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use inbox_runtime::{Kafka, kafka::OauthToken};
+    ///
+    /// # async fn ask_the_server() -> Result<(String, u64), std::io::Error> { unimplemented!() }
+    /// let kafka = Kafka::new("one.example:9092").oauth_token(|| async {
+    ///     let (token, seconds) = ask_the_server().await?;
+    ///     Ok::<_, std::io::Error>(OauthToken::expires_in(token, "billing", Duration::from_secs(seconds)))
+    /// });
+    /// ```
+    #[must_use]
+    pub fn oauth_token<F, Fut, E>(mut self, token: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<OauthToken, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.settings.token = Some(Token::new(token));
+        self.shared = Arc::default();
+        self
+    }
+
     /// Publishes a message; returns when every replica that must have it does. The key, if there is one, decides on the
     /// partition.
     ///
     /// # Errors
     ///
-    /// [`BrokerError::Invalid`] when the subject is none to publish to, a property can't be used, or the message is too
-    /// large; [`BrokerError::Unavailable`] when the topic doesn't exist or isn't confirmed within 30 s
-    /// (`message.timeout.ms`).
+    /// [`BrokerError::Refused`] when the brokers don't take this message and never will: it is too large, its subject is none
+    /// to publish to, the right to write to the topic is missing. [`BrokerError::NotNow`] when its topic can't have it now: it
+    /// isn't there, which is known after 10 s (`topic.metadata.propagation.max.ms`), a partition has no leader, too few replicas are in
+    /// sync. [`BrokerError::Unavailable`] when no broker answers within 30 s (`message.timeout.ms`), with the cause.
+    /// [`BrokerError::Invalid`] when a setting can't be used.
     ///
     /// # Cancel safety
     ///
     /// Dropped half-way, the message is either published or not.
     pub async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
-        names::check_publish_subject(&message.subject).map_err(BrokerError::Invalid)?;
-        self.settings.check().map_err(BrokerError::Invalid)?;
+        names::check_publish_subject(&message.subject)
+            .map_err(|message| BrokerError::Refused { message, source: None })?;
+        self.check()?;
         self.shared.make_topics(&self.settings).await?;
         publish::publish(&self.shared.producers, &self.settings, message).await
     }
@@ -232,8 +287,10 @@ impl Kafka {
             .settings
             .get("max.poll.interval.ms")
             .and_then(|text| text.parse().ok());
-        let context = consumer::Context::new(group.clone(), longest_poll.map(Duration::from_millis));
-        let client = consumer::create(&self.settings.consumer(id), context).map_err(|error| failed(&error))?;
+        let events = Events::new(&self.settings.on_this_runtime());
+        let context = consumer::Context::new(group.clone(), events, longest_poll.map(Duration::from_millis));
+        let client = consumer::create(&self.settings.consumer(id), context)
+            .map_err(|error| failed(&self.settings.redact(&config::explain(&error))))?;
         group.lock().client = Some(client.clone());
         let (polled, committed) = (group.clone(), group.clone());
         let thread = |name: &str| std::thread::Builder::new().name(format!("kafka-{name}"));
@@ -255,14 +312,14 @@ impl Broker for Kafka {
 
     /// Asks nobody, so that it also works while the brokers can't be reached.
     async fn describe(&self) -> Result<String, BrokerError> {
-        self.settings.check().map_err(BrokerError::Invalid)?;
+        self.check()?;
         let (_, version) = rdkafka::util::get_rdkafka_version();
         Ok(format!("Kafka at {} (librdkafka {version})", self.settings.brokers))
     }
 
     /// Waits until the groups are joined, but no longer than five seconds.
     async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
-        self.settings.check().map_err(BrokerError::Invalid)?;
+        self.check()?;
         if let Err(error) = self.shared.make_topics(&self.settings).await {
             tracing::warn!(%error, "the topics could not be made");
         }

@@ -12,7 +12,7 @@ use std::{
 use rdkafka::{Message as _, consumer::base_consumer::PartitionQueue, error::KafkaError};
 use tokio::sync::Notify;
 
-use super::{consumer::Context, group::Client, record};
+use super::{consumer::Context, errors, group::Client, record};
 use crate::{broker::SourceStatus, delivery::Delivery};
 
 /// How many records, at most, are taken for ones that were read before because those before them were done: more than a
@@ -245,7 +245,7 @@ impl Partition {
                     // librdkafka tries again by itself. Until a record comes the partition stands still, which must show.
                     self.looked_at = false;
                     tracing::warn!(partition = part.name(), %error, "no records can be fetched from a partition");
-                    status.wait(part.name(), error.to_string());
+                    status.wait(part.name(), errors::with_advice(&error));
                 }
             }
         }

@@ -1,38 +1,72 @@
 //! Publishing: one producer for each broker, made when it is needed.
 
 use std::{
+    error::Error as StdError,
     fmt,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use rdkafka::{
     ClientContext,
+    client::OAuthToken,
     config::RDKafkaLogLevel,
     error::{KafkaError, RDKafkaErrorCode},
-    producer::{FutureProducer, FutureRecord, future_producer::Delivery},
+    metadata::MetadataTopic,
+    producer::{FutureProducer, FutureRecord, Producer as _, future_producer::Delivery},
     util::Timeout,
 };
 
-use super::{config::Settings, log, record, topics};
+use super::{
+    config::{Settings, explain},
+    errors,
+    events::{self, Events},
+    record, topics,
+};
 use crate::{
     broker::{BrokerError, Published},
     delivery::Message,
 };
 
-/// What a producer tells us.
-pub(super) struct Context;
+/// How long the brokers may take to say what is wrong with a topic.
+const ASK: Duration = Duration::from_secs(5);
+
+/// What a producer, or a client for administration, tells us.
+pub(super) struct Context(pub(super) Arc<Events>);
 
 impl ClientContext for Context {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        log::log(level, facility, message);
+        self.0.log(level, facility, message);
     }
 
+    /// Logged once: the error of each publish says it too.
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::debug!(%error, reason, "trouble with Kafka while publishing");
+        let Some((about, _, text)) = self.0.error(&error, reason) else {
+            return;
+        };
+        if events::is_down(about, &text) {
+            let (why, news) = self.0.connection.down();
+            if news {
+                tracing::warn!(why, "nothing can be published to Kafka");
+            }
+        } else {
+            tracing::debug!(%error, reason = text, "trouble with Kafka while publishing");
+        }
+    }
+
+    fn generate_oauth_token(&self, _config: Option<&str>) -> Result<OAuthToken, Box<dyn StdError>> {
+        self.0.token()
     }
 }
 
-type Producer = FutureProducer<Context>;
+/// A producer, and what it has told.
+#[derive(Clone)]
+struct Producer {
+    client: FutureProducer<Context>,
+    events: Arc<Events>,
+}
 
 /// The place of the producer.
 #[derive(Default)]
@@ -44,10 +78,13 @@ impl Producers {
         if let Some(producer) = &*slot {
             return Ok(producer.clone());
         }
-        let producer: Producer = settings
-            .producer()
-            .create_with_context(Context)
-            .map_err(|error| BrokerError::Invalid(format!("a Kafka producer can't be made: {error}")))?;
+        let events = Arc::new(Events::new(settings));
+        let client = settings.producer().create_with_context(Context(events.clone()));
+        let client = client.map_err(|error| {
+            let error = settings.redact(&explain(&error));
+            BrokerError::Invalid(format!("a Kafka producer can't be made: {error}"))
+        })?;
+        let producer = Producer { client, events };
         *slot = Some(producer.clone());
         Ok(producer)
     }
@@ -92,27 +129,78 @@ pub(super) async fn publish(
     if !message.headers.is_empty() {
         record.headers = Some(record::owned_headers(&message.headers));
     }
-    match producer.send(record, Timeout::Never).await {
-        Ok(Delivery { partition, offset, .. }) => Ok(Published::new(record::position(&topic, partition, offset))),
-        Err((error, _)) => {
-            if error.rdkafka_error_code() == Some(RDKafkaErrorCode::Fatal) {
-                producers.discard();
+    match producer.client.send(record, Timeout::Never).await {
+        Ok(Delivery { partition, offset, .. }) => {
+            if producer.events.connection.up() {
+                tracing::info!("messages are published to Kafka again");
             }
-            Err(failed(&topic, error))
+            Ok(Published::new(record::position(&topic, partition, offset)))
         }
+        Err((error, _)) => Err(failed(producers, producer, topic, error).await),
     }
 }
 
-fn failed(topic: &str, error: KafkaError) -> BrokerError {
-    use RDKafkaErrorCode as Code;
+/// What the error of a message means.
+async fn failed(producers: &Producers, producer: Producer, topic: String, error: KafkaError) -> BrokerError {
     match error.rdkafka_error_code() {
-        Some(Code::UnknownTopic | Code::UnknownTopicOrPartition) => {
-            BrokerError::unavailable(format!("there is no topic `{topic}`; make it first"), error)
+        // The producer is of no more use, and has kept why.
+        Some(RDKafkaErrorCode::Fatal) => {
+            let fatal = producer.client.client().fatal_error();
+            producers.discard();
+            end(Some(producer));
+            match fatal {
+                Some((code, text)) => {
+                    tracing::warn!(
+                        error = text,
+                        "the producer of Kafka came to its end; the next message gets another one"
+                    );
+                    errors::publishing(&topic, code, KafkaError::MessageProduction(code))
+                }
+                None => errors::publishing(&topic, RDKafkaErrorCode::Fatal, error),
+            }
         }
-        Some(Code::MessageSizeTooLarge) => BrokerError::Invalid(format!(
-            "the message is larger than the topic `{topic}` or the producer allows ({error}); raise `max.message.bytes` of \
-             the topic, and set INBOX_KAFKA_MESSAGE_MAX_BYTES"
-        )),
-        _ => BrokerError::unavailable(format!("could not publish to the topic `{topic}`"), error),
+        // It was not confirmed in time, whatever kept it.
+        Some(RDKafkaErrorCode::MessageTimedOut) => match producer.events.connection.cause() {
+            Some(cause) => BrokerError::unavailable(format!("could not publish to the topic `{topic}`"), cause),
+            None => {
+                let asked = tokio::task::spawn_blocking(move || not_confirmed(&producer, &topic, error));
+                asked
+                    .await
+                    .unwrap_or_else(|panic| BrokerError::unavailable("could not publish", panic))
+            }
+        },
+        Some(code) => errors::publishing(&topic, code, error),
+        None => BrokerError::unavailable(format!("could not publish to the topic `{topic}`"), error),
+    }
+}
+
+/// Asks the brokers why a message was not confirmed in time.
+fn not_confirmed(producer: &Producer, topic: &str, error: KafkaError) -> BrokerError {
+    let metadata = match producer.client.client().fetch_metadata(Some(topic), ASK) {
+        Ok(metadata) => metadata,
+        Err(error) => {
+            let what = format!("could not publish to the topic `{topic}`, and no broker says why");
+            return BrokerError::unavailable(what, error);
+        }
+    };
+    let found = metadata.topics().iter().find(|found| found.name() == topic);
+    if let Some(code) = found.and_then(MetadataTopic::error) {
+        return errors::publishing(topic, code.into(), error);
+    }
+    let partitions = found.map(MetadataTopic::partitions).unwrap_or_default();
+    let headless = partitions.iter().filter(|partition| partition.leader() < 0);
+    let headless: Vec<_> = headless.map(|partition| partition.id().to_string()).collect();
+    if headless.is_empty() {
+        let what = format!(
+            "the topic `{topic}`: the brokers didn't confirm the message in time; fewer replicas may be in sync than its \
+             `min.insync.replicas`"
+        );
+        BrokerError::not_now(what, error)
+    } else {
+        let what = format!(
+            "the topic `{topic}`: no leader for the partitions {}",
+            headless.join(", ")
+        );
+        BrokerError::not_now(what, error)
     }
 }

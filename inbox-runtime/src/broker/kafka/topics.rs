@@ -1,14 +1,13 @@
 //! Topics: what a subject is called on Kafka, and which topics a wildcard takes.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use rdkafka::{
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
-    client::DefaultClientContext,
     error::{KafkaError, RDKafkaErrorCode},
 };
 
-use super::config::Settings;
+use super::{config::Settings, events::Events, publish::Context};
 use crate::broker::{BrokerError, subject};
 
 /// How long making topics may take.
@@ -56,7 +55,8 @@ pub(super) async fn make(settings: &Settings) -> Result<(), BrokerError> {
         return Ok(());
     }
     let failed = |error: KafkaError| BrokerError::unavailable("could not make the topics", error);
-    let admin: AdminClient<DefaultClientContext> = settings.producer().create().map_err(failed)?;
+    let context = Context(Arc::new(Events::new(settings)));
+    let admin: AdminClient<Context> = settings.producer().create_with_context(context).map_err(failed)?;
     let names = settings
         .topics
         .iter()
