@@ -45,7 +45,7 @@ const fn on_events(name: &'static str, meaning: &'static str) -> Field {
 }
 
 /// Every field of the span, then those of log events.
-pub const FIELDS: [Field; 40] = [
+pub const FIELDS: [Field; 44] = [
     on_span("group", "the consumer group"),
     on_span(
         "subject",
@@ -85,7 +85,11 @@ pub const FIELDS: [Field; 40] = [
         "where the handler is declared, as `file:line`; where the embedded broker lives",
     ),
     on_events("position", "where in the broker a durable consumer begins"),
-    on_events("reason", "why a message went to the dead letters"),
+    on_events("reads", "the stream that a handler reads"),
+    on_events(
+        "reason",
+        "why a message went to the dead letters, or a delete marker was made",
+    ),
     on_events("report", "how many deliveries had which outcome"),
     on_events(
         "seq",
@@ -93,14 +97,17 @@ pub const FIELDS: [Field; 40] = [
     ),
     on_events("servers", "the servers of NATS, without any password"),
     on_events("signal", "the signal that the program got"),
+    on_events("skipped", "how many delete markers were acknowledged without a handler"),
     on_events("start", "where a new group begins"),
     on_events("status", "what the NATS server answered"),
     on_events("stream", "a stream of NATS"),
     on_events("subjects", "the subjects of a stream"),
     on_events("timeout_s", "how long the drain was allowed to take, in seconds"),
     on_events("variable", "an environment variable"),
+    on_events("waiting", "how many messages wait in a durable"),
     on_events("wanted", "how many deliveries the handler could take at a time"),
     on_events("why", "what keeps messages from coming"),
+    on_events("words", "the words in which a NATS server denies a right"),
 ];
 
 /// A metric, as the `metrics` facade has it (feature `metrics`).

@@ -5,16 +5,20 @@ use std::time::Duration;
 use inbox_runtime::{Broker, Message};
 
 mod embedded;
+#[cfg(feature = "nats")]
+mod jetstream;
 #[cfg(feature = "kafka")]
 mod kafka;
 #[cfg(feature = "nats")]
 mod nats;
 
 pub use embedded::{EmbeddedFile, EmbeddedMemory};
+#[cfg(feature = "nats")]
+pub use jetstream::JetStream;
 #[cfg(feature = "kafka")]
 pub use kafka::KafkaCluster;
 #[cfg(feature = "nats")]
-pub use nats::{JetStream, NatsJetStream};
+pub use nats::NatsJetStream;
 
 /// What the broker itself says about a group's messages on a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

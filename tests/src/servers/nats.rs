@@ -160,9 +160,7 @@ impl NatsCluster {
             let threads: Vec<_> = routes.iter().enumerate().map(start).collect();
             threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
         });
-        let servers = started
-            .into_iter()
-            .map(|server| server.unwrap_or_else(|_| Err("a thread that starts a server has panicked".to_owned())));
+        let servers = started.into_iter().map(ended);
         Ok(Self(servers.collect::<Result<_, _>>()?))
     }
 
@@ -188,11 +186,13 @@ impl NatsCluster {
             let threads: Vec<_> = self.0.iter().map(|server| scope.spawn(|| server.resume())).collect();
             threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
         });
-        let resumed = resumed.into_iter();
-        resumed
-            .map(|server| server.unwrap_or_else(|_| Err("a thread that starts a server has panicked".to_owned())))
-            .collect()
+        resumed.into_iter().try_for_each(ended)
     }
+}
+
+/// What a thread that starts a server came to.
+fn ended<T>(thread: std::thread::Result<Result<T, String>>) -> Result<T, String> {
+    thread.unwrap_or_else(|_| Err("a thread that starts a server has panicked".to_owned()))
 }
 
 /// Where the program is, downloaded with pip at first use.

@@ -73,11 +73,11 @@ impl NatsSource {
                 open.emptied = Instant::now();
                 return;
             };
-            self.arrive(message, since);
+            self.arrive(&message, since);
         }
     }
 
-    pub(super) fn arrive(&mut self, message: Incoming, since: Instant) -> Arrived {
+    pub(super) fn arrive(&mut self, message: &Incoming, since: Instant) -> Arrived {
         self.granted();
         let Some(open) = &mut self.open else {
             return Arrived::Nothing;
@@ -100,7 +100,7 @@ impl NatsSource {
             }
             open.last = reply.number;
             self.failures = 0;
-            let delivery = delivery(&open.durable, &message, &reply);
+            let delivery = delivery(&open.durable, message, &reply);
             if let Some(reason) = delivery.headers.get(MARKER) {
                 let reason = String::from_utf8_lossy(reason).into_owned();
                 let (acks, link, reply) = (open.durable.acks.clone(), self.link.clone(), reply.text.to_owned());
@@ -119,7 +119,7 @@ impl NatsSource {
             self.ready.push_back((delivery, lease));
             return Arrived::Delivery;
         }
-        self.status_arrives(&message)
+        self.status_arrives(message)
     }
 
     /// Counts a delete marker.
@@ -182,7 +182,7 @@ impl NatsSource {
         // It was empty until now.
         open.emptied = Instant::now();
         match message {
-            Some(message) => self.arrive(message, Instant::now()),
+            Some(message) => self.arrive(&message, Instant::now()),
             None => {
                 self.lose();
                 Arrived::Gone

@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn a_file_that_is_missing_is_named() {
         let settings = Settings::parse("nats://h?credentials=/nowhere/a.creds").expect("a URL");
-        let problem = settings.options().err().expect("no file");
+        let problem = settings.options().expect_err("no file");
         assert!(problem.contains("/nowhere/a.creds"), "{problem}");
     }
 }

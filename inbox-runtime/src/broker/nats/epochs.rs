@@ -8,10 +8,18 @@ use std::{
 #[derive(Debug, Default)]
 pub(super) struct Epochs(Mutex<HashMap<String, Epoch>>);
 
+/// When a stream was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Created {
+    /// In nanoseconds since 1970.
+    At(u128),
+    /// The server doesn't say it to us.
+    Unsaid,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Epoch {
-    /// In nanoseconds since 1970; `None` where the server doesn't say it.
-    created: Option<u128>,
+    created: Created,
     /// The number of the last message that was stored.
     last: u64,
 }
@@ -19,7 +27,7 @@ struct Epoch {
 impl Epochs {
     /// When the stream was made; `None` if that has to be asked. A number that isn't larger than one before it is of a stream
     /// that was made anew.
-    pub(super) fn of(&self, stream: &str, seq: u64, duplicate: bool) -> Option<Option<u128>> {
+    pub(super) fn of(&self, stream: &str, seq: u64, duplicate: bool) -> Option<Created> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let epoch = all.get_mut(stream)?;
         if duplicate {
@@ -34,7 +42,7 @@ impl Epochs {
         Some(epoch.created)
     }
 
-    pub(super) fn note(&self, stream: &str, created: Option<u128>, last: u64) {
+    pub(super) fn note(&self, stream: &str, created: Created, last: u64) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(stream.to_owned(), Epoch { created, last });
     }
@@ -51,10 +59,10 @@ mod tests {
     fn a_number_that_comes_again_is_of_a_new_stream() {
         let epochs = Epochs::default();
         assert_eq!(epochs.of("S", 1, false), None);
-        epochs.note("S", Some(5), 20_000);
-        assert_eq!(epochs.of("S", 20_001, false), Some(Some(5)));
-        assert_eq!(epochs.of("S", 19_990, false), Some(Some(5)));
-        assert_eq!(epochs.of("S", 3, true), Some(Some(5)));
+        epochs.note("S", Created::At(5), 20_000);
+        assert_eq!(epochs.of("S", 20_001, false), Some(Created::At(5)));
+        assert_eq!(epochs.of("S", 19_990, false), Some(Created::At(5)));
+        assert_eq!(epochs.of("S", 3, true), Some(Created::At(5)));
         assert_eq!(epochs.of("S", 3, false), None);
         assert_eq!(epochs.of("S", 4, false), None);
     }

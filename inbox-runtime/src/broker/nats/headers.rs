@@ -94,9 +94,9 @@ mod tests {
         headers.append("a", "3");
         let sent = to_map(&headers).expect("sent");
         assert_eq!(
-            sent.get_all("a").map(|value| value.as_str()).collect::<Vec<_>>(),
+            sent.get_all("a").map(HeaderValue::as_str).collect::<Vec<_>>(),
             ["1", "3"]
         );
-        assert_eq!(sent.get("b").map(|value| value.as_str()), Some("2"));
+        assert_eq!(sent.get("b").map(HeaderValue::as_str), Some("2"));
     }
 }

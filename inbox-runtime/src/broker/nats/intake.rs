@@ -275,13 +275,13 @@ impl Shared {
     }
 
     /// Notes a missing right; whose it is says what it means. As the server has it: `Permissions Violation for Publish to "a.b"`.
-    fn deny(&self, words: String) {
+    fn deny(&self, words: &str) {
         tracing::debug!(words, "the NATS server denies a right");
         let mut state = self.lock();
         if let Some(subject) = words.split('"').nth(1)
             && state.denied.len() < MAX_DENIED
         {
-            state.denied.insert(subject.to_owned(), words.clone());
+            state.denied.insert(subject.to_owned(), words.to_owned());
         }
         drop(state);
         self.changed();
@@ -300,7 +300,7 @@ impl Shared {
                 Frame::Ping => drop(self.write("PONG\r\n")),
                 Frame::Pong => *pings = 0,
                 // A missing right costs only what was asked for.
-                Frame::Error(error) if error.starts_with("Permissions Violation") => self.deny(error),
+                Frame::Error(error) if error.starts_with("Permissions Violation") => self.deny(&error),
                 Frame::Error(error) => return Err(error),
                 Frame::Info(_) | Frame::Ok => {}
             }

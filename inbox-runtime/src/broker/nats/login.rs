@@ -122,7 +122,10 @@ mod tests {
         for _ in 0..2 {
             let key = KeyPair::new_user();
             fs::write(&path, format!("{}\n", key.seed().expect("a seed"))).expect("written");
-            keys.push(login.auth(b"nonce").ok().expect("read").nkey.expect("a key"));
+            let Ok(auth) = login.auth(b"nonce") else {
+                panic!("not read")
+            };
+            keys.push(auth.nkey.expect("a key"));
             assert_eq!(keys.last(), Some(&key.public_key()));
         }
         fs::write(&path, "SUSECRETANDBROKEN").expect("written");

@@ -5,7 +5,9 @@ use serde::Deserialize;
 
 use super::{
     config::NewStream,
-    durable, headers,
+    durable,
+    epochs::Created,
+    headers,
     link::{Link, Refusal, Unanswered, read_answer},
     stream::{StreamInfo, make_stream},
 };
@@ -98,7 +100,9 @@ async fn published(link: &Link, stored: &Stored) -> Published {
         Some(created) => created,
         None => {
             let asked = StreamInfo::of(link, &stored.stream).await;
-            let created = asked.as_ref().ok().map(StreamInfo::created);
+            let created = asked
+                .as_ref()
+                .map_or(Created::Unsaid, |info| Created::At(info.created()));
             // What can't be reached now may be the next time.
             if !matches!(asked, Err(Unanswered::Unreachable(_))) {
                 link.epochs.note(&stored.stream, created, stored.seq);
@@ -107,8 +111,8 @@ async fn published(link: &Link, stored: &Stored) -> Published {
         }
     };
     let position = match created {
-        Some(created) => durable::position(&stored.stream, created, stored.seq),
-        None => format!("nats:{}:{}", stored.stream, stored.seq),
+        Created::At(created) => durable::position(&stored.stream, created, stored.seq),
+        Created::Unsaid => format!("nats:{}:{}", stored.stream, stored.seq),
     };
     let mut published = Published::new(position);
     published.duplicate = stored.duplicate;

@@ -196,7 +196,7 @@ impl Source for NatsSource {
             };
             match timeout_at(over, open.incoming.next()).await {
                 Ok(Some(message)) => {
-                    self.arrive(message, Instant::now());
+                    self.arrive(&message, Instant::now());
                 }
                 Ok(None) | Err(_) => break,
             }
