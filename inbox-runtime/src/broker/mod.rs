@@ -317,7 +317,7 @@ pub(crate) fn connect(url: &str, config: &Config) -> Result<DynBroker, String> {
     let rest = rest.strip_prefix("//").unwrap_or(rest);
     match scheme {
         #[cfg(feature = "embedded")]
-        "embedded" => embedded::Embedded::from_url(rest).map(DynBroker::new),
+        "embedded" => embedded::Embedded::from_url(url).map(DynBroker::new),
         #[cfg(feature = "kafka")]
         "kafka" => kafka::Kafka::from_url(rest, &config.kafka).map(DynBroker::new),
         #[cfg(feature = "nats")]
@@ -336,9 +336,13 @@ pub(crate) fn connect(url: &str, config: &Config) -> Result<DynBroker, String> {
                 #[cfg(feature = "nats")]
                 "nats",
             ];
+            let beginning = match crate::url::scheme(url) {
+                Some(scheme) => format!("begins with `{scheme}:`, which this program was not built for"),
+                None => "has no scheme".to_owned(),
+            };
             Err(format!(
-                "the broker's URL begins with `{scheme}:`, which this program was not built for; built in: {}; turn on \
-                 the feature of that broker, or write for example {EXAMPLE_URL}",
+                "the broker's URL {beginning}; built in: {}; turn on the feature of that broker, or write for example \
+                 {EXAMPLE_URL}",
                 if built_in.is_empty() {
                     "none".to_owned()
                 } else {
