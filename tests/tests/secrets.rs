@@ -8,7 +8,10 @@
 use std::{path::Path, process::Stdio, time::Duration};
 
 use futures_util::{StreamExt, stream};
-use inbox_runtime::{BrokerError, Inbox, inbox_handler, sqlx::SqliteConnection};
+use inbox_runtime::{
+    BrokerError, Inbox, inbox_handler,
+    sqlx::{self, SqliteConnection},
+};
 use inbox_tests::ask;
 use tempfile::TempDir;
 use tokio::process::Command;
@@ -25,13 +28,15 @@ const SIGNS: [&str; 8] = [",", "?", "@", "%", "#", "/", ":", "&"];
 const NOBODY: &str = "127.0.0.1:9";
 
 #[inbox_handler(group = "secrets-sqlite", subject = "order.created")]
-async fn on_sqlite(_tx: &mut SqliteConnection) -> Result<(), std::io::Error> {
+async fn on_sqlite(tx: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    sqlx::query("SELECT 1").execute(tx).await?;
     Ok(())
 }
 
 #[cfg(feature = "postgres")]
 #[inbox_handler(group = "secrets-postgres", subject = "order.created")]
-async fn on_postgres(_tx: &mut inbox_runtime::sqlx::PgConnection) -> Result<(), std::io::Error> {
+async fn on_postgres(tx: &mut sqlx::PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query("SELECT 1").execute(tx).await?;
     Ok(())
 }
 

@@ -163,7 +163,7 @@ impl Embedded {
     /// ```
     #[must_use]
     pub fn keep_for(self, time: Duration) -> Self {
-        self.shared.keep.set(Some(time));
+        self.shared.keep.set(time);
         self.shared.upkeep.retain_now();
         self
     }
@@ -175,7 +175,7 @@ impl Embedded {
     /// ```
     #[must_use]
     pub fn keep_forever(self) -> Self {
-        self.shared.keep.set(None);
+        self.shared.keep.set(Duration::MAX);
         self
     }
 
