@@ -104,6 +104,7 @@ mod tally;
 pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod url;
 
 /// What a file of handlers needs: the attribute, the arguments, the errors, and the connections of the enabled databases.
 ///

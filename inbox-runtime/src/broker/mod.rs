@@ -336,7 +336,7 @@ fn other(url: &str) -> Result<DynBroker, String> {
     let rest = rest.strip_prefix("//").unwrap_or(rest);
     match scheme {
         #[cfg(feature = "embedded")]
-        "embedded" => embedded::Embedded::from_url(rest).map(DynBroker::new),
+        "embedded" => embedded::Embedded::from_url(url).map(DynBroker::new),
         #[cfg(feature = "nats")]
         "nats" | "tls" => match nats::Nats::new(url) {
             Ok(broker) => Ok(DynBroker::new(broker)),
@@ -353,9 +353,13 @@ fn other(url: &str) -> Result<DynBroker, String> {
                 #[cfg(feature = "nats")]
                 "nats",
             ];
+            let beginning = match crate::url::scheme(url) {
+                Some(scheme) => format!("begins with `{scheme}:`, which this program was not built for"),
+                None => "has no scheme".to_owned(),
+            };
             Err(format!(
-                "the broker's URL begins with `{scheme}:`, which this program was not built for; built in: {}; turn on \
-                 the feature of that broker, or write for example {EXAMPLE_URL}",
+                "the broker's URL {beginning}; built in: {}; turn on the feature of that broker, or write for example \
+                 {EXAMPLE_URL}",
                 if built_in.is_empty() {
                     "none".to_owned()
                 } else {

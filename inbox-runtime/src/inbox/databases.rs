@@ -113,12 +113,14 @@ fn url_of(kind: &dyn Kind, config: &Config) -> Option<Given<Secret>> {
 }
 
 fn no_database(kind: &dyn Kind, meta: &HandlerMeta, config: &Config, schemes: &[&str]) -> String {
-    let other = match config.database_url.as_ref().map(|url| scheme(&url.value)) {
-        Some(other) if !schemes.contains(&other) => format!(
+    let shown = |url: &Given<Secret>| crate::url::scheme(&url.value.0).map(str::to_owned);
+    let other = match config.database_url.as_ref().map(shown) {
+        Some(None) => " (DATABASE_URL has no scheme)".to_owned(),
+        Some(Some(other)) if !schemes.contains(&other.as_str()) => format!(
             " (DATABASE_URL begins with `{other}:`, which this program was not built for; built in: {})",
             schemes.join(", ")
         ),
-        Some(other) => format!(" (DATABASE_URL names a `{other}:` database)"),
+        Some(Some(other)) => format!(" (DATABASE_URL names a `{other}:` database)"),
         None => String::new(),
     };
     format!(

@@ -45,10 +45,9 @@ pub(super) async fn acknowledge(shared: &Shared, consumer: i64, seq: i64) -> Res
                 told.await
             }
         };
-        match answer {
-            Ok(answer) => return answer.map_err(own),
-            // Who had it in hand was dropped.
-            Err(_) => continue,
+        // Without an answer, who had it in hand was dropped.
+        if let Ok(answer) = answer {
+            return answer.map_err(own);
         }
     }
 }

@@ -134,8 +134,11 @@ impl Embedded {
         Self::at(Place::Memory)
     }
 
-    /// The broker of a URL, without its scheme: `memory`, or a file, and `?keep=…` behind it. The error says what to write.
-    pub(crate) fn from_url(rest: &str) -> Result<Self, String> {
+    /// The broker of a URL: `embedded:memory`, or `embedded:` and a file, and `?keep=…` behind it. The error says what to write.
+    pub(crate) fn from_url(url: &str) -> Result<Self, String> {
+        crate::url::no_login(url)?;
+        let rest = url.strip_prefix("embedded:").unwrap_or(url);
+        let rest = rest.strip_prefix("//").unwrap_or(rest);
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let keep = keep::parse(query)?;
         let broker = match place {
@@ -160,7 +163,7 @@ impl Embedded {
     /// ```
     #[must_use]
     pub fn keep_for(self, time: Duration) -> Self {
-        self.shared.keep.set(Some(time));
+        self.shared.keep.set(time);
         self.shared.upkeep.retain_now();
         self
     }
@@ -172,7 +175,7 @@ impl Embedded {
     /// ```
     #[must_use]
     pub fn keep_forever(self) -> Self {
-        self.shared.keep.set(None);
+        self.shared.keep.set(Duration::MAX);
         self
     }
 

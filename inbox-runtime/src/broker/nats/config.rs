@@ -86,6 +86,7 @@ impl Settings {
             ));
         }
         let (hosts, parameters) = rest.split_once('?').unwrap_or((rest, ""));
+        check_login(hosts, parameters)?;
         let mut settings = Self::default();
         for host in hosts.trim_end_matches('/').split(',') {
             settings.add_host(scheme, host.trim())?;
@@ -257,6 +258,25 @@ fn new_stream(text: &str) -> Result<NewStream, String> {
         name: name.to_owned(),
         subjects,
     })
+}
+
+/// Whether a login stands where it must: a sign of a password that isn't encoded would end it, and the rest of the password would
+/// be taken for a host or a parameter, and be repeated in texts.
+fn check_login(hosts: &str, parameters: &str) -> Result<(), String> {
+    let logins: Vec<_> = hosts.split(',').map(|host| host.contains('@')).collect();
+    let first = logins.first() == Some(&true);
+    let clear = first && (logins.iter().all(|login| *login) || !logins[1..].contains(&true));
+    let in_parameters = parameters
+        .split('&')
+        .any(|parameter| parameter.split('=').next().is_some_and(|name| name.contains('@')));
+    if clear || !(logins.contains(&true) || in_parameters) {
+        return Ok(());
+    }
+    Err(format!(
+        "the URL of NATS has an `@` behind something else than a user and a password; in these the signs , ? @ % # / : and & are \
+         written as %2C %3F %40 %25 %23 %2F %3A and %26, and they stand at the first server or at each; write for example \
+         {EXAMPLE}"
+    ))
 }
 
 /// Undoes the percent-encoding of a part of a URL.

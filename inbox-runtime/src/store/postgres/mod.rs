@@ -32,7 +32,7 @@ use super::{
     StoreSettings,
     transaction::{self, TxConnection},
 };
-use crate::{outcome::DatabaseFault, registry::Registration};
+use crate::{outcome::DatabaseFault, registry::Registration, url::known_parameters};
 use statements::Statements;
 
 inventory::collect!(Registration<PostgresStore>);
@@ -204,7 +204,7 @@ impl Store for PostgresStore {
     }
 
     fn at(url: &str, settings: StoreSettings) -> Result<Self, ConnectError> {
-        let mut options: PgConnectOptions = url.parse().map_err(|error| ConnectError::Url(Box::new(error)))?;
+        let mut options = options(url)?;
         if settings.transaction_pooler {
             options = options.statement_cache_capacity(0);
         }
@@ -257,6 +257,41 @@ impl IntoStore for PgPool {
     fn into_store(self, settings: StoreSettings) -> PostgresStore {
         PostgresStore::new(self, settings)
     }
+}
+
+/// The parameters of a URL that sqlx takes; it would log the others with their values.
+const PARAMETERS: [&str; 18] = [
+    "sslmode",
+    "ssl-mode",
+    "sslrootcert",
+    "ssl-root-cert",
+    "ssl-ca",
+    "sslcert",
+    "ssl-cert",
+    "sslkey",
+    "ssl-key",
+    "statement-cache-capacity",
+    "host",
+    "hostaddr",
+    "port",
+    "dbname",
+    "user",
+    "password",
+    "application_name",
+    "options",
+];
+
+/// The options of a URL. Nothing that is logged or returned has more of it than the names of parameters.
+fn options(url: &str) -> Result<PgConnectOptions, ConnectError> {
+    let known = |name: &str| PARAMETERS.contains(&name) || name.starts_with("options[");
+    let (url, unknown) = known_parameters(url, known).map_err(|why| ConnectError::Url(why.into()))?;
+    if !unknown.is_empty() {
+        tracing::warn!(
+            "the URL of PostgreSQL has parameters that are not known here and do nothing: {}",
+            unknown.join(", ")
+        );
+    }
+    url.parse().map_err(|error| ConnectError::Url(Box::new(error)))
 }
 
 fn unavailable(error: sqlx::Error) -> StoreError {

@@ -30,7 +30,12 @@ use super::{
     StoreSettings,
     transaction::{self, TxConnection},
 };
-use crate::{file::resolve, outcome::DatabaseFault, registry::Registration};
+use crate::{
+    file::resolve,
+    outcome::DatabaseFault,
+    registry::Registration,
+    url::{known_parameters, no_login},
+};
 
 inventory::collect!(Registration<SqliteStore>);
 
@@ -236,7 +241,7 @@ impl Store for SqliteStore {
     }
 
     fn at(url: &str, settings: StoreSettings) -> Result<Self, ConnectError> {
-        let options: SqliteConnectOptions = url.parse().map_err(|error| ConnectError::Url(Box::new(error)))?;
+        let options = options(url)?;
         let pool = SqlitePoolOptions::new()
             .max_connections(settings.pool_size)
             .connect_lazy_with(options.busy_timeout(settings.lock_wait));
@@ -284,6 +289,21 @@ impl IntoStore for SqlitePool {
     fn into_store(self, _settings: StoreSettings) -> SqliteStore {
         SqliteStore::new(self)
     }
+}
+
+/// The options of a URL, whose error has nothing of it but the names of parameters.
+fn options(url: &str) -> Result<SqliteConnectOptions, ConnectError> {
+    no_login(url).map_err(|why| ConnectError::Url(why.into()))?;
+    let known = |name: &str| matches!(name, "mode" | "cache" | "immutable" | "vfs");
+    let (url, unknown) = known_parameters(url, known).map_err(|why| ConnectError::Url(why.into()))?;
+    if !unknown.is_empty() {
+        let unknown = unknown.join("`, `");
+        return Err(ConnectError::Url(
+            format!("it has the parameters `{unknown}`, which there are not; there are mode, cache, immutable and vfs")
+                .into(),
+        ));
+    }
+    url.parse().map_err(|error| ConnectError::Url(Box::new(error)))
 }
 
 fn unavailable(error: sqlx::Error) -> StoreError {
