@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 
 use inbox_runtime::{BrokerError, InboxHandle, Kafka, Message};
 use inbox_tests::{
-    KafkaCluster, Order, SqliteFile, TestBroker, eventually,
+    KafkaCluster, Order, SqliteFile, TestBroker, TestDatabase, eventually,
+    process::{Mode, WorkerCommand},
     servers::{
         acl::{Operation, Resource, grant, revoke},
         kafka::{self, ADMIN, USER},
@@ -13,6 +14,8 @@ use inbox_tests::{
 };
 
 use super::{Kafkaesque, on, says, stop};
+
+const WORKER: &str = env!("CARGO_BIN_EXE_worker");
 
 /// The server that these tests share, which has users.
 pub(crate) fn server() -> &'static kafka::Kafka {
@@ -180,4 +183,28 @@ async fn a_user_with_all_rights_is_served() {
     assert!(inbox.health().ready, "{:?}", inbox.health());
     stop(inbox).await;
     world.assert_done("billing", "m1").await;
+}
+
+/// Whatever librdkafka logs of its settings and of what goes over the wire, and whatever the inbox makes of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g54_no_line_of_the_log_has_the_password() {
+    let database = SqliteFile::fresh().await;
+    let broker = tokio::task::spawn_blocking(|| format!("kafka://{}", server().sasl_brokers()));
+    let broker = broker.await.expect("a server");
+    let mut worker = WorkerCommand::new(WORKER, Mode::Run, &broker, &database.url(), "billing")
+        .env("INBOX_TEST_HANDLERS", SqliteFile::HANDLERS)
+        .env("INBOX_KAFKA_SECURITY_PROTOCOL", "sasl_plaintext")
+        .env("INBOX_KAFKA_SASL_MECHANISM", "PLAIN")
+        .env("INBOX_KAFKA_SASL_USERNAME", USER.0)
+        .env("INBOX_KAFKA_SASL_PASSWORD", "the-canary")
+        .env("INBOX_KAFKA_DEBUG", "all")
+        .env("RUST_LOG", "trace")
+        .start();
+    worker.says("ready").await;
+    worker.logs("Invalid username or password").await;
+    let ended = worker.stop().await;
+    let debug = ended.log.iter().filter(|line| line.contains("librdkafka")).count();
+    assert!(debug > 20, "librdkafka says little: {:#?}", ended.log);
+    let leaks: Vec<_> = ended.log.iter().filter(|line| line.contains("canary")).collect();
+    assert_eq!(leaks, [""; 0]);
 }
