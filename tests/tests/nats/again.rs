@@ -76,6 +76,34 @@ async fn g11_messages_at_the_positions_of_a_restored_folder_are_handled() {
     );
 }
 
+/// The copy is from before the group's durable was made, and the program runs all the while: what it knew of its place is of
+/// numbers that the stream has not reached again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g11_a_stream_that_has_gone_back_is_read_from_its_first_message() {
+    let server = server().await;
+    let world = world_on(&server).await;
+    let (data, saved) = (server.folder().join("data"), server.folder().join("saved"));
+    restart(&server, || copy(&data, &saved));
+    let inbox = run(&world, "billing", SECOND).await;
+    for order in ["a1", "a2", "a3", "a4"] {
+        publish_plain(&world, order).await;
+    }
+    effects(&world, 4).await;
+    // Its place is looked at every five seconds.
+    tokio::time::sleep(SECOND * 8).await;
+    restart(&server, || {
+        std::fs::remove_dir_all(&data).expect("removed");
+        copy(&saved, &data);
+    });
+    for order in ["b1", "b2"] {
+        publish_plain(&world, order).await;
+    }
+    effects(&world, 6).await;
+    eventually("settled", || world.settled("billing")).await;
+    let report = stop(inbox).await;
+    assert_eq!(report.duplicate, 0, "{report}");
+}
+
 /// A stream in memory is empty after all of its servers were restarted, and is the same stream to them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g11_messages_of_a_replicated_memory_stream_that_was_lost_are_handled() {

@@ -57,11 +57,11 @@ pub use self::{ack::NatsLease, source::NatsSource};
 ///
 /// Streams are yours: they are made only when asked for, by [`create_stream`](Self::create_stream) or in the URL. A server
 /// that can't be reached and a stream that isn't there yet are waited for; until then the inbox is not ready and says why.
-/// A durable or a stream that is deleted is noticed within about three seconds and found or made anew: a durable begins
+/// A durable or a stream that is deleted is noticed within seconds and found or made anew: a durable begins
 /// after the last message up to which all were settled, as of a few seconds ago; what comes again is recognised.
 ///
-/// Making one does nothing yet: the connection is made when it is first used, and again whenever it is lost. Clones
-/// share it.
+/// Making one does nothing yet: its two connections are made when they are first used, and again whenever they are lost. Clones
+/// share them.
 ///
 /// # URL
 ///

@@ -65,7 +65,7 @@ impl NatsSource {
     /// Opens it if that can be done now; says it, and is tried again by the next pull, if not. Only what is wrong is an error.
     pub(super) async fn open_at_start(&mut self) -> Result<(), BrokerError> {
         match self.link.connected().await {
-            Ok(_) => {}
+            Ok(()) => {}
             Err(error @ BrokerError::Invalid(_)) => return Err(error),
             Err(error) => {
                 self.wait(&text(&error));

@@ -222,12 +222,15 @@ fn begin(
     let queue = stream.config.retention == "workqueue";
     let begun = match (known, wish.start) {
         (Some(known), _)
-            if known.stream == stream.config.name && known.stream_created == stream.created() && !queue =>
+            if known.stream == stream.config.name
+                && known.stream_created == stream.created()
+                && known.floor <= stream.last()
+                && !queue =>
         {
             let words = format!("after message {}, up to which all were settled", known.floor);
             (Some(json!(known.floor + 1)), "by_start_sequence", words)
         }
-        // All of a stream that was made anew came while we were subscribed.
+        // All of a stream that was made anew, or was restored from a copy, came while we were subscribed.
         (Some(_), _) => (None, "all", "with the first message of the new stream".to_owned()),
         (None, StartPosition::New) if !queue && !wish.known => (None, "new", wish.start.to_string()),
         (None, StartPosition::Sequence(_) | StartPosition::Time(_)) if queue => {

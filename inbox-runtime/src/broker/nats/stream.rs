@@ -22,6 +22,9 @@ pub(super) struct StreamInfo {
 
 #[derive(Debug, Default, Deserialize)]
 struct StreamState {
+    /// The number of the last message that was ever stored.
+    #[serde(default)]
+    last_seq: u64,
     /// The subjects of stored messages with the number of each, where that was asked.
     #[serde(default)]
     subjects: Option<Map<String, Value>>,
@@ -59,6 +62,11 @@ impl StreamInfo {
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default()
             .as_nanos()
+    }
+
+    /// The number of the last message that was ever stored.
+    pub(super) fn last(&self) -> u64 {
+        self.state.last_seq
     }
 
     pub(super) async fn of(link: &Link, name: &str) -> Result<Self, Unanswered> {
