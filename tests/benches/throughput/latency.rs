@@ -1,4 +1,5 @@
 //! How long a message takes from the call that publishes it to its handler, and what an inbox costs while nothing comes.
+#![allow(clippy::unused_async, reason = "a handler is async, whether it waits or not")]
 
 use std::{
     process::Command,

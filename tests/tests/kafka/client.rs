@@ -11,6 +11,7 @@ use inbox_tests::{
 use rdkafka::{
     ClientConfig,
     consumer::{BaseConsumer, Consumer},
+    groups::GroupInfo,
 };
 
 use super::{Kafkaesque, on, says, stop, world};
@@ -152,7 +153,7 @@ async fn g55_the_brokers_know_a_client_by_its_group_and_host() {
                 .expect("a consumer");
             let groups = look.fetch_group_list(Some(&group), Duration::from_secs(20));
             let groups = groups.expect("the group");
-            let members = groups.groups().iter().flat_map(|group| group.members());
+            let members = groups.groups().iter().flat_map(GroupInfo::members);
             members.map(|member| member.client_id().to_owned()).collect::<Vec<_>>()
         }
     });

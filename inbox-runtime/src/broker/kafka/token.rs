@@ -137,9 +137,9 @@ fn all_of(error: &(dyn StdError + 'static)) -> String {
 mod tests {
     use super::*;
 
-    fn make(token: Token) -> Result<OAuthToken, String> {
+    fn make(token: &Token) -> Result<OAuthToken, String> {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        TokenMaker::new(Some(&token), Some(runtime.handle()))
+        TokenMaker::new(Some(token), Some(runtime.handle()))
             .make()
             .map_err(|error| error.to_string())
     }
@@ -148,7 +148,7 @@ mod tests {
     fn a_token_is_made_with_its_lifetime() {
         let expires = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
         let token = Token::new(move || async move { Ok::<_, BoxError>(OauthToken::new("canary", "alice", expires)) });
-        let made = make(token).expect("a token");
+        let made = make(&token).expect("a token");
         assert_eq!(
             (made.token.as_str(), made.principal_name.as_str(), made.lifetime_ms),
             ("canary", "alice", 1_700_000_000_123)
@@ -160,13 +160,13 @@ mod tests {
     #[test]
     fn a_function_that_fails_or_panics_is_an_error() {
         let fails = Token::new(|| async { Err::<OauthToken, _>("the server says\0 no") });
-        assert_eq!(make(fails).err().expect("an error"), "the server says no");
+        assert_eq!(make(&fails).err().expect("an error"), "the server says no");
         let panics = Token::new(|| async {
             if true {
                 panic!("boom");
             }
             Err::<OauthToken, _>("unreachable")
         });
-        assert!(make(panics).err().expect("an error").contains("panicked"));
+        assert!(make(&panics).err().expect("an error").contains("panicked"));
     }
 }
