@@ -45,7 +45,7 @@ const fn on_events(name: &'static str, meaning: &'static str) -> Field {
 }
 
 /// Every field of the span, then those of log events.
-pub const FIELDS: [Field; 44] = [
+pub const FIELDS: [Field; 47] = [
     on_span("group", "the consumer group"),
     on_span(
         "subject",
@@ -67,6 +67,7 @@ pub const FIELDS: [Field; 44] = [
         "changed",
         "the settings of a durable that were changed, with both values",
     ),
+    on_events("code", "what Kafka calls an error"),
     on_events("database", "a database and its version"),
     on_events("delay_ms", "when the message comes again, in milliseconds"),
     on_events("durable", "a durable consumer of NATS"),
@@ -78,12 +79,14 @@ pub const FIELDS: [Field; 44] = [
     on_events("mode", "the journal mode of the embedded broker's file"),
     on_events("most", "how many deliveries the stream lets out at a time"),
     on_events("nearest", "the known variable that looks most like it"),
+    on_events("part", "what waits of a source: a topic, a partition, the group"),
     on_events("partition", "a partition of a topic, as `topic:number`"),
     on_events("partitions", "partitions of topics"),
     on_events(
         "place",
         "where the handler is declared, as `file:line`; where the embedded broker lives",
     ),
+    on_events("places", "the variables, or lines of the file, that set something"),
     on_events("position", "where in the broker a durable consumer begins"),
     on_events("reads", "the stream that a handler reads"),
     on_events(

@@ -15,10 +15,10 @@ use inbox_runtime::{
 use crate::Error;
 
 /// Messages of one measurement; those that come first don't count.
-const MESSAGES: usize = 520;
+const MESSAGES: usize = 220;
 const WARM_UP: usize = 20;
 /// The time between two messages.
-const PACE: Duration = Duration::from_millis(10);
+const PACE: Duration = Duration::from_millis(25);
 /// How long the idle inbox is looked at.
 const IDLE: Duration = Duration::from_secs(5);
 const SUBJECT: &str = "latency.sent";
