@@ -18,6 +18,9 @@ pub(crate) fn no_login(url: &str) -> Result<(), String> {
             "the URL of a file has no user, password or host; a file whose path has an `@` is written without `//`, as in \
              {scheme}:app@home.db"
         )),
+        None if url.contains('@') && !matches!(scheme, "sqlite" | "embedded") => {
+            Err("the URL has no scheme; write for example sqlite:app.db".to_owned())
+        }
         _ => Ok(()),
     }
 }
@@ -79,6 +82,8 @@ mod tests {
             ("sqlite://app.db", true),
             ("sqlite:app@home.db", true),
             ("sqlite:///home/a@b/app.db", true),
+            ("app.db", true),
+            ("user:secret@host/app", false),
             ("sqlite://user:secret@host/app", false),
             ("embedded://secret@host/app?keep=1h", false),
             ("embedded://user:se?cret@host", false),

@@ -214,7 +214,9 @@ async fn g54_no_secret_of_kafka_is_said() {
 async fn g54_no_secret_of_sqlite_is_said() {
     let base = |case: Case| case.variable("INBOX_GROUPS", "secrets-sqlite");
     let mut cases = each("DATABASE_URL", urls("sqlite"), base);
-    cases.extend(each("INBOX_SQLITE_URL", urls("sqlite"), base));
+    // A bare word is the name of a file there, which is shown.
+    let urls = urls("sqlite").into_iter().filter(|(name, _)| name != "only a secret");
+    cases.extend(each("INBOX_SQLITE_URL", urls.collect(), base));
     nothing_is_said(cases).await;
 }
 

@@ -17,6 +17,7 @@ use inbox_runtime::{
 use tempfile::TempDir;
 use tokio::time::timeout;
 
+mod faults;
 mod retention;
 mod start;
 

@@ -66,6 +66,14 @@ impl Place {
         }
     }
 
+    /// The path of the file, if it is one.
+    pub(super) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Memory => None,
+            Self::File { path, .. } => Some(path),
+        }
+    }
+
     /// The options of a connection; `durable` ones have a commit on the disk when it returns.
     pub(super) fn options(&self, durable: bool) -> SqliteConnectOptions {
         let options = SqliteConnectOptions::new()

@@ -25,7 +25,13 @@ pub(super) struct Db {
     gate: Mutex<()>,
     /// The id that the database was given when it was made.
     pub(super) instance: String,
+    place: Place,
+    /// The file that was opened, whatever its path leads to by now.
+    identity: Option<Identity>,
 }
+
+/// What a file is beside its path: its device and its number there.
+type Identity = (u64, u64);
 
 impl Db {
     /// Opens the database at `place`, and makes it if it is missing.
@@ -42,25 +48,67 @@ impl Db {
             reading,
             gate: Mutex::new(()),
             instance,
+            place: place.clone(),
+            identity: place
+                .path()
+                .and_then(|path| std::fs::metadata(path).ok())
+                .map(|found| identity(&found)),
+        })
+    }
+
+    /// Whether the path still leads to the file that was opened: what is written to a file without a name is lost.
+    pub(super) fn check(&self) -> Result<(), BrokerError> {
+        let (Some(path), Some(opened)) = (self.place.path(), self.identity) else {
+            return Ok(());
+        };
+        let what = match std::fs::metadata(path) {
+            Ok(found) if identity(&found) == opened => return Ok(()),
+            Ok(_) => "was replaced",
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => "was deleted or moved",
+            // That it can't be looked at is no proof; SQLite says itself what it can't do.
+            Err(_) => return Ok(()),
+        };
+        Err(BrokerError::Unavailable {
+            message: format!(
+                "the embedded broker's {} {what} while this program had it open, so that whatever is written would be lost; put \
+                 the file back or restart the program",
+                self.place
+            ),
+            source: None,
         })
     }
 
     /// The connection whose writes are on the disk when they return.
     pub(super) async fn durable(&self) -> Result<Held<'_>, BrokerError> {
+        self.check()?;
         let gate = self.gate.lock().await;
         self.durable.hold(Some(gate)).await
     }
 
     /// The connection whose writes needn't survive a power failure.
     pub(super) async fn relaxed(&self) -> Result<Held<'_>, BrokerError> {
+        self.check()?;
         let gate = self.gate.lock().await;
         self.relaxed.as_ref().unwrap_or(&self.durable).hold(Some(gate)).await
     }
 
     /// The connection that reads, which waits for no writer.
     pub(super) async fn reading(&self) -> Result<Held<'_>, BrokerError> {
+        self.check()?;
         self.reading.as_ref().unwrap_or(&self.durable).hold(None).await
     }
+}
+
+#[cfg(unix)]
+fn identity(found: &std::fs::Metadata) -> Identity {
+    use std::os::unix::fs::MetadataExt;
+    (found.dev(), found.ino())
+}
+
+/// Elsewhere a file that is open can't be deleted or replaced.
+#[cfg(not(unix))]
+fn identity(_: &std::fs::Metadata) -> Identity {
+    (0, 0)
 }
 
 async fn open(place: &Place) -> Result<(SqliteConnection, String), BrokerError> {

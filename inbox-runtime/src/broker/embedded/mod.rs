@@ -220,6 +220,8 @@ impl Embedded {
                 .execute(&mut *writing)
                 .await;
         let inserted = writing.done("publish to", inserted)?;
+        // Not confirmed, if it went into a file without a name.
+        db.check()?;
         self.shared.wakes.published(&subject);
         Ok(Published::new(take::position(
             &db.instance,
@@ -346,9 +348,6 @@ impl Broker for Embedded {
     }
 
     fn file(&self) -> Option<PathBuf> {
-        match &self.shared.place {
-            Place::Memory => None,
-            Place::File { path, .. } => Some(path.clone()),
-        }
+        self.shared.place.path().map(Path::to_owned)
     }
 }
