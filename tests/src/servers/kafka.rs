@@ -27,8 +27,37 @@ pub struct Kafka {
     classes: PathBuf,
     service: Service,
     port: u16,
+    /// What a secure one has besides.
+    secure: Option<Secure>,
     node: Node,
 }
+
+/// The other listeners of a secure server.
+#[derive(Clone, Copy, Debug)]
+struct Secure {
+    /// The port on which clients say who they are.
+    sasl: u16,
+    /// The port on which they speak TLS.
+    tls: u16,
+}
+
+/// A user of a [secure](Kafka::start_secure) server, who may do everything, with the password.
+pub const ADMIN: (&str, &str) = ("alice", "alice-password");
+/// A user who may do nothing but what [`grant`](super::acl::grant) lets her do.
+pub const USER: (&str, &str) = ("bob", "bob-password");
+
+/// What a secure server has besides. Who doesn't say who they are, on the other listener, may do everything.
+const SECURE: &str = "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL
+listener.name.ssl.ssl.keystore.type=PEM
+listener.name.ssl.ssl.keystore.location=keystore.pem
+sasl.enabled.mechanisms=PLAIN,OAUTHBEARER
+listener.name.sasl_plaintext.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+user_alice=\"alice-password\" user_bob=\"bob-password\";
+listener.name.sasl_plaintext.oauthbearer.sasl.jaas.config=org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule \
+required unsecuredLoginStringClaim_sub=\"broker\";
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS;User:alice
+";
 
 /// A node's place among those of its cluster.
 #[derive(Clone, Debug)]
@@ -57,6 +86,25 @@ impl Kafka {
     pub fn start() -> Result<Self, String> {
         let mut kafka = Self::formatted(Node::alone())?;
         up_to_three_times(|| {
+            kafka.configure(Node::alone())?;
+            kafka.resume()
+        })?;
+        Ok(kafka)
+    }
+
+    /// A new server with two other listeners: one on which users log in with SASL, and have the rights that
+    /// [`grant`](super::acl::grant) gives them, and one with TLS.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_secure() -> Result<Self, String> {
+        let mut kafka = Self::formatted(Node::alone())?;
+        up_to_three_times(|| {
+            kafka.secure = Some(Secure {
+                sasl: free_port(),
+                tls: free_port(),
+            });
             kafka.configure(Node::alone())?;
             kafka.resume()
         })?;
@@ -94,6 +142,7 @@ impl Kafka {
             classes,
             service: Service::new(folder),
             port: 0,
+            secure: None,
             node: node.clone(),
         };
         kafka.configure(node)?;
@@ -104,6 +153,11 @@ impl Kafka {
     fn configure(&mut self, node: Node) -> Result<(), String> {
         self.port = free_port();
         self.node = node;
+        // Kafka wants the key and the certificate in one file.
+        let tls = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/tls/server");
+        let read = |end| fs::read_to_string(format!("{tls}.{end}")).map_err(|error| format!("{tls}.{end}: {error}"));
+        let keystore = self.service.folder().join("keystore.pem");
+        fs::write(keystore, read("key")? + &read("pem")?).map_err(|error| format!("the keystore: {error}"))?;
         let file = self.service.folder().join(CONFIG);
         fs::write(&file, self.config()).map_err(|error| format!("{}: {error}", file.display()))
     }
@@ -129,12 +183,17 @@ impl Kafka {
             .zip(controllers)
             .map(|(id, port)| format!("{id}@127.0.0.1:{port}"));
         let voters: Vec<_> = voters.collect();
+        let others = self
+            .secure
+            .map(|Secure { sasl, tls }| format!(",SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://127.0.0.1:{tls}"));
+        let others = others.unwrap_or_default();
+        let secure = self.secure.map_or("", |_| SECURE);
         format!(
             "process.roles=broker,controller
 node.id={id}
 controller.quorum.voters={}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{others}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{others}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs=data
@@ -155,7 +214,7 @@ transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=3
 share.coordinator.state.topic.replication.factor={nodes}
 share.coordinator.state.topic.min.isr=1
-",
+{secure}",
             voters.join(",")
         )
     }
@@ -201,6 +260,26 @@ share.coordinator.state.topic.min.isr=1
     #[must_use]
     pub fn brokers(&self) -> String {
         format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The address of the listener of a secure server on which users log in.
+    ///
+    /// # Panics
+    ///
+    /// When it isn't secure.
+    #[must_use]
+    pub fn sasl_brokers(&self) -> String {
+        format!("127.0.0.1:{}", self.secure.expect("a secure server").sasl)
+    }
+
+    /// The address of the listener of a secure server that speaks TLS.
+    ///
+    /// # Panics
+    ///
+    /// When it isn't secure.
+    #[must_use]
+    pub fn tls_brokers(&self) -> String {
+        format!("127.0.0.1:{}", self.secure.expect("a secure server").tls)
     }
 
     /// Its URL.

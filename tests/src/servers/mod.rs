@@ -4,6 +4,7 @@
 //! `DATABASE_URL` names one that runs already; tests that stop or cut a server need one of their own, and say so when they
 //! are skipped.
 
+pub mod acl;
 mod child;
 mod download;
 pub mod kafka;
