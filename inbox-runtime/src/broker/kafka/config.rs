@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 
 use rdkafka::ClientConfig;
 
+use super::memory;
+
 /// The port of a broker whose address names none.
 const PORT: u16 = 9092;
 
 /// What the inbox sets unless it is told otherwise.
-const DEFAULTS: [(&str, &str); 6] = [
+const DEFAULTS: [(&str, &str); 5] = [
     ("client.id", "inbox-runtime"),
     // New topics and partitions are found within seconds.
     ("topic.metadata.refresh.interval.ms", "10000"),
     // What is fetched ahead, for each partition: enough to go on with, and memory that a hundred partitions can have.
     ("queued.min.messages", "1000"),
-    ("queued.max.messages.kbytes", "8192"),
     // A broker that is back is found within seconds.
     ("reconnect.backoff.max.ms", "2000"),
     // Health and lag come from them.
@@ -71,6 +72,8 @@ pub(super) struct Settings {
     pub(super) prefix: String,
     /// The subjects whose topics are made if they are missing, with their partitions.
     pub(super) topics: Vec<(String, i32)>,
+    /// How many bytes a consumer may keep of what is fetched ahead.
+    memory: Option<u64>,
     properties: BTreeMap<String, String>,
     problems: Vec<String>,
 }
@@ -103,6 +106,7 @@ impl Settings {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
                 Some(("prefix", prefix)) => settings.set_prefix(prefix),
+                Some(("memory", memory)) => settings.set_memory_text(memory),
                 _ => settings.problems.push(format!(
                     "the broker's URL has `{pair}`; only prefix=… is known there, and librdkafka's properties are set as \
                      in INBOX_KAFKA_SESSION_TIMEOUT_MS=6000"
@@ -123,6 +127,41 @@ impl Settings {
                 c.escape_debug()
             )),
         }
+    }
+
+    /// Sets how many bytes a consumer may keep of what is fetched ahead.
+    pub(super) fn set_memory(&mut self, bytes: u64) {
+        if bytes < memory::LEAST {
+            self.problems.push(format!(
+                "a Kafka consumer can't do with {bytes} bytes of memory; write at least 1MB, as in ?memory=64MB"
+            ));
+        } else {
+            self.memory = Some(bytes);
+        }
+    }
+
+    fn set_memory_text(&mut self, text: &str) {
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let factor = match text[digits.len()..].to_ascii_uppercase().as_str() {
+            "MB" | "MIB" | "M" => Some(1 << 20),
+            "GB" | "GIB" | "G" => Some(1 << 30),
+            _ => None,
+        };
+        let number = digits.parse::<u64>().ok();
+        match number
+            .zip(factor)
+            .and_then(|(number, factor)| number.checked_mul(factor))
+        {
+            Some(bytes) => self.set_memory(bytes),
+            None => self.problems.push(format!(
+                "the broker's URL has memory={text}; write a number of megabytes, as in ?memory=64MB"
+            )),
+        }
+    }
+
+    /// How many bytes a consumer may keep of what is fetched ahead.
+    pub(super) fn memory(&self) -> u64 {
+        self.memory.unwrap_or(memory::DEFAULT)
     }
 
     pub(super) fn set(&mut self, name: &str, value: &str) {
