@@ -5,12 +5,19 @@ use std::time::Duration;
 use inbox_runtime::{InboxHandle, Kafka};
 use inbox_tests::{Flaky, KafkaCluster, Probe, SqliteFile, TestBroker, TestDatabase, World, eventually};
 
+mod anew;
 mod campaign;
+mod ends;
 mod handlers;
+mod leaders;
+mod memory;
+mod names;
 mod outages;
 mod partitions;
+mod places;
 mod rebalances;
 mod records;
+mod rights;
 mod start;
 #[cfg(feature = "postgres")]
 mod successors;
