@@ -225,6 +225,17 @@ impl Worker {
         }
     }
 
+    /// How much memory it has, in bytes; 0 when it has ended.
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        let status = self.child.id().map(|id| format!("/proc/{id}/status"));
+        let status = status.and_then(|path| std::fs::read_to_string(path).ok());
+        let status = status.unwrap_or_default();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let number = resident.and_then(|text| text.split_whitespace().next());
+        number.and_then(|text| text.parse::<u64>().ok()).unwrap_or_default() * 1024
+    }
+
     /// How often handlers began so far.
     #[must_use]
     pub fn runs_so_far(&self) -> usize {

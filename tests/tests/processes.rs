@@ -18,6 +18,7 @@ process_suite!(
     a_handler_that_aborts_the_process_ends_in_the_dead_letter,
     g26_a_killer_among_others_at_work_takes_nobody_with_it,
     g26_a_killer_behind_quick_messages_ends_as_soon_as_any,
+    g26_a_killer_behind_quick_messages_that_are_not_claimed_ends_as_soon_as_any,
     b18_random_kills_and_failures_leave_every_effect_once,
     f16_a_process_starts_while_a_handler_of_another_has_the_database,
 );
@@ -136,6 +137,24 @@ async fn g26_a_killer_behind_quick_messages_ends_as_soon_as_any<B: TestBroker, D
     let died = deaths(&world, "billing", "order.created", "killer=abort").await;
     assert!((3..=4).contains(&died), "{died} deaths");
     assert_only_the_killer_is_dead(&world, 3, 41).await;
+}
+
+/// Where nothing is claimed, nothing tells that those before it were handled before.
+async fn g26_a_killer_behind_quick_messages_that_are_not_claimed_ends_as_soon_as_any<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    for number in 0..40 {
+        world.publish(&format!("m{number}")).await;
+    }
+    world.publish("killer").await;
+    world.publish("behind").await;
+    let died = deaths(&world, "at-least-once", "order.created", "killer=abort").await;
+    assert!((3..=4).contains(&died), "{died} deaths");
+    let number = async |sql: &str| world.database.number(sql).await;
+    let letters =
+        "SELECT count(*) FROM inbox_dead_letters WHERE message_id = 'killer' AND reason = 'exhausted' AND attempts = 3";
+    assert_eq!(number(letters).await, 1);
+    assert_eq!(number("SELECT count(*) FROM inbox_dead_letters").await, 1);
+    assert_eq!(number("SELECT count(DISTINCT msg_id) FROM effects").await, 41);
 }
 
 /// Three processes share the work, one of which is killed at short intervals until all is done; handlers fail one time in five.

@@ -184,8 +184,8 @@ pub trait Lease: Send + Sync + 'static {
     /// Settles the message as done.
     fn ack(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
 
-    /// Settles, as [`ack`](Self::ack) does, a message that was done when it was delivered: only an earlier acknowledgement was
-    /// lost. A broker that doesn't count deliveries learns from it that the message behind may have been delivered before as
+    /// Settles, as [`ack`](Self::ack) does, a message that was done when it was delivered, or may have been: only an earlier
+    /// acknowledgement was lost. A broker that doesn't count deliveries learns from it that the message behind may have been delivered before as
     /// well.
     fn ack_again(&self) -> impl Future<Output = Result<(), BrokerError>> + Send {
         self.ack()
@@ -200,6 +200,27 @@ pub trait Lease: Send + Sync + 'static {
 
     /// Says that the message is still being handled: the lease begins anew.
     fn progress(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
+
+    /// Whether the delivery is still ours, as far as this side knows: asked without waiting, just before a handler begins. One that
+    /// is not is given back and not handled: somebody else has it, or is about to.
+    fn is_ours(&self) -> bool {
+        true
+    }
+
+    /// Waits until the broker has confirmed the acknowledgements of what came before this delivery and would be delivered again with
+    /// it. Asked before a message is handled that may have killed a process, so that its next crash repeats nothing else. For
+    /// brokers whose [`ack`](Self::ack) returns before that.
+    ///
+    /// # Errors
+    ///
+    /// When it can't be confirmed now; the message is handled all the same.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped half-way, the acknowledgements are confirmed a moment later.
+    fn confirm_earlier(&self) -> impl Future<Output = Result<(), BrokerError>> + Send {
+        std::future::ready(Ok(()))
+    }
 
     /// The delivery that comes behind this one, for brokers that let none out before this one is settled. Whoever has this one
     /// may have it in hand, to go on with it at once when this one is acknowledged; if this one is given back, so is that.
@@ -479,6 +500,8 @@ pub(crate) trait ErasedLease: Send + Sync {
     fn ack_confirmed(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
     fn nak(&self, delay: Duration) -> BoxFuture<'_, Result<(), BrokerError>>;
     fn progress(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
+    fn is_ours(&self) -> bool;
+    fn confirm_earlier(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
     fn successor(&self) -> Option<(Delivery, DynLease)>;
 }
 
@@ -501,6 +524,14 @@ impl<L: Lease> ErasedLease for Owned<L> {
 
     fn progress(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
         contained("progress", async move { L::progress(self).await })
+    }
+
+    fn is_ours(&self) -> bool {
+        said("is_ours", || L::is_ours(self)).unwrap_or(true)
+    }
+
+    fn confirm_earlier(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
+        contained("confirm_earlier", async move { L::confirm_earlier(self).await })
     }
 
     fn successor(&self) -> Option<(Delivery, DynLease)> {

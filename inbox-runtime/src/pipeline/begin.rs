@@ -1,12 +1,17 @@
 //! Before a message is handled: is it a redelivery, has it an end already, and may it run now?
 
-use super::{Alone, AtWork, Case, Done, Settle};
+use std::time::Duration;
+
+use super::{Alone, AtWork, Case, Done, Settle, text};
 use crate::{
     failpoint::failpoint,
     outcome::Outcome,
     registry::AckStrategy,
     store::{AttemptLimit, Attempts, Session, Store},
 };
+
+/// How long a message that may have killed a process waits until what was acknowledged before it is confirmed.
+const CONFIRM: Duration = Duration::from_secs(3);
 
 impl<S: Store> Case<'_, S> {
     /// Lets the message begin, alone if it may have killed a process; or says what becomes of it in place of that.
@@ -77,7 +82,13 @@ impl<S: Store> Case<'_, S> {
         release(session).await;
         let alone: &Alone = &self.pipeline.alone;
         match alone.alone(self.meta().timeout).await {
-            Some(at_work) => Ok(at_work),
+            Some(at_work) => {
+                // If it kills this process, nothing else is to be repeated by its fault.
+                if let Ok(Err(error)) = tokio::time::timeout(CONFIRM, self.job.lease.confirm_earlier()).await {
+                    tracing::debug!(error = %text(&error), "what was acknowledged before is not confirmed yet");
+                }
+                Ok(at_work)
+            }
             None => Err(self
                 .locked(
                     "the message may have killed a process and is to run alone, but other handlers took too long to finish",
@@ -98,6 +109,20 @@ impl<S: Store> Case<'_, S> {
         match counted {
             Ok(_) => Ok(()),
             Err(error) => Err(self.conclude(error.into()).await),
+        }
+    }
+
+    /// The delivery has gone to somebody else, or is about to, before the handler began.
+    pub(super) async fn passed_on(&mut self, session: &mut Option<S::Session>) -> Done {
+        release(session).await;
+        self.pipeline.take_back_attempt(self.job).await;
+        tracing::info!(
+            position = self.job.delivery.position,
+            "the message went to another member of the group before its handler began; it is not handled here"
+        );
+        Done {
+            outcome: Outcome::Locked,
+            settle: Settle::Aside(Duration::ZERO),
         }
     }
 

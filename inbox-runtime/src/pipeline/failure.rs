@@ -75,6 +75,8 @@ impl<S: Store> Case<'_, S> {
             // What is settled before its turn under at_most_once (a rejected message) has not been acknowledged yet; a
             // second acknowledgement of the others does no harm, but isn't needed.
             AckStrategy::AtMostOnce if !matches!(outcome, Outcome::DeadLettered) => Settle::Acked,
+            // Nothing tells whether it was done before.
+            AckStrategy::AtLeastOnce | AckStrategy::OnPersist if self.job.delivery.redelivered => Settle::AckAgain,
             _ => Settle::Ack,
         };
         Done { outcome, settle }

@@ -216,7 +216,7 @@ impl Done {
 enum Settle {
     /// Acknowledge it.
     Ack,
-    /// Acknowledge it once more: it was done before, and only its acknowledgement was lost.
+    /// Acknowledge it once more: it was done before, or may have been, and only its acknowledgement was lost.
     AckAgain,
     /// Nothing is left to do: it was acknowledged before the handler ran, or isn't ours any more.
     Acked,
@@ -464,6 +464,9 @@ impl<S: Store> Case<'_, S> {
             };
             if round == 1 {
                 failpoint!("after_decode");
+                if !self.job.lease.is_ours() {
+                    return self.passed_on(session).await;
+                }
                 if let Err(done) = self.ack_first(session).await {
                     return done;
                 }

@@ -75,6 +75,10 @@ async fn main() -> Result<()> {
         maximum: Some(0),
     };
     rustix::process::setrlimit(rustix::process::Resource::Core, no_core)?;
+    if variable("INBOX_TEST_PANIC_HOOK").is_some() {
+        // As programs do that are not to go on after a panic.
+        std::panic::set_hook(Box::new(|_| std::process::abort()));
+    }
     let script: Script = variable("INBOX_TEST_SCRIPT").unwrap_or_default().parse()?;
     PROBE.script(move |call| {
         say(&format!("run {} {} {}", call.group, call.id, call.run));

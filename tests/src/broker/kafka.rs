@@ -19,7 +19,7 @@ use rdkafka::{
     error::{KafkaError, KafkaResult, RDKafkaErrorCode},
     groups::GroupInfo,
     message::{Header, OwnedHeaders},
-    producer::{FutureProducer, FutureRecord},
+    producer::{FutureProducer, FutureRecord, Producer as _},
     util::Timeout,
 };
 
@@ -164,6 +164,76 @@ impl KafkaCluster {
             .ok()?;
         let partitions = metadata.topics().first()?.partitions();
         partitions.iter().map(|partition| partition.isr().len()).min()
+    }
+
+    /// The leader of each partition of a subject's topic, by its number as a node; `None` when the server doesn't answer.
+    pub async fn leaders(&self, subject: &str) -> Option<Vec<i32>> {
+        let topic = format!("{}{subject}", self.prefix);
+        let metadata = self
+            .look("nobody", move |eyes| eyes.fetch_metadata(Some(&topic), ASK))
+            .await
+            .ok()?;
+        let partitions = metadata.topics().first()?.partitions();
+        let mut leaders: Vec<_> = partitions.iter().map(|one| (one.id(), one.leader())).collect();
+        leaders.sort_unstable();
+        Some(leaders.into_iter().map(|(_, leader)| leader).collect())
+    }
+
+    /// Removes the records of a partition before that offset, as retention does.
+    ///
+    /// # Panics
+    ///
+    /// When the server doesn't do it.
+    pub async fn delete_records(&self, subject: &str, partition: i32, before: i64) {
+        let topic = format!("{}{subject}", self.prefix);
+        let mut offsets = TopicPartitionList::new();
+        offsets
+            .add_partition_offset(&topic, partition, Offset::Offset(before))
+            .expect("an offset");
+        let deleted = self.eyes.admin.delete_records(&offsets, &options()).await;
+        deleted.expect("deleted");
+    }
+
+    /// Publishes messages to partition 0 in one transaction, which is committed or aborted; its last record is no message.
+    ///
+    /// # Panics
+    ///
+    /// When the server doesn't take them.
+    pub async fn publish_in_transaction(&self, messages: Vec<Message>, commit: bool) {
+        let mut config = ClientConfig::new();
+        config
+            .set("bootstrap.servers", &self.brokers)
+            .set("transactional.id", format!("{}tx", self.prefix));
+        let producer: FutureProducer = config.create().expect("a producer");
+        tokio::task::block_in_place(|| {
+            producer.init_transactions(ASK).expect("transactions");
+            producer.begin_transaction().expect("a transaction");
+        });
+        for message in messages {
+            let topic = format!("{}{}", self.prefix, message.subject);
+            let headers = message.headers.iter();
+            let headers = headers.fold(OwnedHeaders::new(), |headers, (key, value)| {
+                headers.insert(Header { key, value })
+            });
+            let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(&topic).partition(0);
+            record.payload = message.payload.as_deref();
+            record.headers = Some(headers);
+            producer.send(record, Timeout::Never).await.expect("published");
+        }
+        tokio::task::block_in_place(|| {
+            if commit {
+                producer.commit_transaction(ASK).expect("committed");
+            } else {
+                producer.abort_transaction(ASK).expect("aborted");
+            }
+            drop(producer);
+        });
+    }
+
+    /// The servers' addresses.
+    #[must_use]
+    pub fn brokers(&self) -> &str {
+        &self.brokers
     }
 
     /// Deletes the topic of a subject, and returns when it is gone.

@@ -5,13 +5,20 @@ use std::time::Duration;
 use inbox_runtime::{InboxHandle, Kafka};
 use inbox_tests::{Flaky, KafkaCluster, Probe, SqliteFile, TestBroker, TestDatabase, World, eventually};
 
+mod anew;
 mod campaign;
 mod client;
+mod ends;
 mod handlers;
+mod leaders;
+mod memory;
+mod names;
 mod outages;
 mod partitions;
+mod places;
 mod rebalances;
 mod records;
+mod rights;
 mod secure;
 mod start;
 #[cfg(feature = "postgres")]

@@ -1,11 +1,15 @@
 //! The record behind the one that is handled, which its worker takes in hand: it never comes before its turn.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use inbox_tests::{
-    KafkaCluster, PostgresDatabase, Step, TestBroker, TestDatabase, World, eventually, pool,
+    KafkaCluster, Order, PostgresDatabase, Step, TestBroker, TestDatabase, World, eventually, pool,
     servers::{Proxy, postgres::Shared},
 };
+use tokio::sync::Semaphore;
 
 use super::{on, stop};
 
@@ -107,4 +111,57 @@ async fn what_is_in_hand_is_given_back_by_a_stop() {
     assert!(starts > 2, "it never stopped in the midst of them");
     assert_done(&world, &ids).await;
     assert_eq!(order(&world), ids, "each once, in order");
+}
+
+/// One message is handled for longer than a revoked partition is waited for, and the one of the other partition stands behind it in
+/// the same process when that partition goes to another member.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g15_a_message_whose_partition_has_gone_is_not_begun() {
+    let world = world().await;
+    world.broker.grow_topic("order.created", 2).await;
+    // By their names the first one has partition 0, and the second one partition 1.
+    let member = |name: &str| {
+        let kafka = world.broker.connect();
+        kafka
+            .property("partition.assignment.strategy", "range")
+            .property("group.instance.id", name)
+            .property("session.timeout.ms", "20000")
+    };
+    let order = |id: &str| Order::new("o").to("order.created").id(id.to_owned());
+    for (partition, id) in [(0, "slow"), (1, "behind")] {
+        world.broker.publish_to(order(id), partition).await;
+    }
+    let gate = Arc::new(Semaphore::new(0));
+    let wait = gate.clone();
+    world.probe.script(move |call| match (call.id.as_str(), call.run) {
+        ("slow", 1) => Step::Gate(wait.clone()),
+        _ => Step::Ok,
+    });
+    let group = &["at-least-once"];
+    let first = world
+        .builder(group)
+        .broker(member("a"))
+        .spawn()
+        .await
+        .expect("an inbox");
+    eventually("both are in its hands", async || {
+        world.probe.total() == 1 && first.health().handlers[0].in_flight == 2
+    })
+    .await;
+    let second = world
+        .builder(group)
+        .broker(member("b"))
+        .spawn()
+        .await
+        .expect("an inbox");
+    eventually("the second one has handled its own", async || {
+        world.probe.runs("at-least-once", "behind") == 1
+    })
+    .await;
+    gate.add_permits(1);
+    eventually("everything is settled", || world.settled("at-least-once")).await;
+    eventually("nothing is in hand", async || first.health().handlers[0].in_flight == 0).await;
+    stop(first).await;
+    stop(second).await;
+    assert_eq!(world.probe.runs("at-least-once", "behind"), 1);
 }

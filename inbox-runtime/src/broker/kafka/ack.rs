@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::{
     group::{Group, Taken, Waiter},
-    partition::Part,
+    hand::Part,
     record::position,
 };
 use crate::{
@@ -29,6 +29,7 @@ pub struct KafkaLease {
     line: usize,
     part: Part,
     epoch: u64,
+    serial: u64,
     offset: i64,
     settled: AtomicBool,
 }
@@ -40,6 +41,7 @@ impl KafkaLease {
             line,
             part: taken.part.clone(),
             epoch: taken.epoch,
+            serial: taken.record.serial,
             offset: taken.record.offset,
             settled: AtomicBool::new(false),
         }
@@ -61,10 +63,10 @@ impl KafkaLease {
         let Some(partition) = state.current(&self.part, self.epoch) else {
             return false;
         };
-        if partition.back_behind(self.offset) {
+        if partition.back_behind(self.serial) {
             return true;
         }
-        if !partition.has_out(self.offset) {
+        if !partition.has_out(self.serial) {
             return false;
         }
         partition.back(until);
@@ -96,7 +98,7 @@ impl Lease for KafkaLease {
             let closing = state.closing;
             let ours = state
                 .current(&self.part, self.epoch)
-                .filter(|partition| partition.has_out(self.offset));
+                .filter(|partition| partition.has_out(self.serial));
             let Some(partition) = ours else {
                 tracing::debug!(
                     partition = self.part.name(),
@@ -106,12 +108,12 @@ impl Lease for KafkaLease {
                 self.group.lose(&state, self.line, 1);
                 return Ok(());
             };
-            partition.done(self.offset);
-            let free = !partition.is_out();
+            partition.done();
+            let (free, urgent) = (!partition.is_out(), closing || partition.is_ahead());
             self.group.count_unconfirmed(&state, self.line);
-            state.urgent |= closing;
+            state.urgent |= urgent;
             // It looks by itself while it has something to do.
-            (closing, std::mem::take(&mut state.resting) || closing, free)
+            (closing, std::mem::take(&mut state.resting) || urgent, free)
         };
         if wake {
             self.group.work.notify_one();
@@ -130,7 +132,7 @@ impl Lease for KafkaLease {
     /// may have died of.
     async fn ack_again(&self) -> Result<(), BrokerError> {
         if let Some(partition) = self.group.lock().current(&self.part, self.epoch) {
-            partition.was_done(self.offset);
+            partition.was_done(self.serial);
         }
         self.ack().await
     }
@@ -142,21 +144,26 @@ impl Lease for KafkaLease {
             let mut state = self.group.lock();
             let ours = state
                 .current(&self.part, self.epoch)
-                .filter(|partition| partition.has_out(self.offset) && !partition.revoked);
+                .filter(|partition| partition.has_out(self.serial) && !partition.revoked);
             let partition = ours.ok_or_else(|| self.passed_on())?;
+            // The partition was made anew, so that nothing can be committed for its old record.
+            if !partition.confirm() {
+                return Err(self.passed_on());
+            }
             // A call before this one was dropped when its offset was on the way.
             if partition.progress.has(self.offset) {
-                partition.done(self.offset);
+                partition.done();
                 drop(state);
                 self.settled.store(true, Ordering::Relaxed);
                 self.tell();
                 return Ok(());
             }
-            partition.confirm(self.offset);
+            let incarnation = partition.progress.incarnation();
             state.urgent = true;
             state.waiters.push(Waiter {
                 part: self.part.clone(),
                 epoch: self.epoch,
+                incarnation,
                 offset: self.offset + 1,
                 tell,
             });
@@ -167,8 +174,9 @@ impl Lease for KafkaLease {
             let mut state = self.group.lock();
             let partition = state.current(&self.part, self.epoch);
             match (partition, &confirmed) {
-                (Some(partition), Ok(())) => partition.done(self.offset),
-                (Some(partition), Err(_)) => partition.not_confirmed(),
+                (Some(partition), Ok(())) if partition.has_out(self.serial) => partition.done(),
+                (Some(_), Ok(())) => {}
+                (Some(partition), Err(_)) => partition.progress.not_confirmed(),
                 // It was confirmed while it was ours, so nobody else has it.
                 (None, _) => {}
             }
@@ -193,6 +201,37 @@ impl Lease for KafkaLease {
         Ok(())
     }
 
+    /// Whether the partition is still assigned to this member, and is not being taken away.
+    fn is_ours(&self) -> bool {
+        let mut state = self.group.lock();
+        let partition = state.current(&self.part, self.epoch);
+        partition.is_some_and(|partition| !partition.revoked && partition.holds(self.serial))
+    }
+
+    /// Commits what was acknowledged of the partition.
+    async fn confirm_earlier(&self) -> Result<(), BrokerError> {
+        let (tell, told) = oneshot::channel();
+        {
+            let mut state = self.group.lock();
+            let partition = state.current(&self.part, self.epoch);
+            let partition = partition.ok_or_else(|| self.passed_on())?;
+            let Some(offset) = partition.progress.due() else {
+                return Ok(());
+            };
+            let incarnation = partition.progress.incarnation();
+            state.urgent = true;
+            state.waiters.push(Waiter {
+                part: self.part.clone(),
+                epoch: self.epoch,
+                incarnation,
+                offset,
+                tell,
+            });
+        }
+        self.group.work.notify_one();
+        told.await.unwrap_or_else(|_| Err(self.passed_on()))
+    }
+
     /// The next record of the partition.
     fn successor(&self) -> Option<(Delivery, Self)> {
         let status = &self.group.lines[self.line].status;
@@ -201,7 +240,7 @@ impl Lease for KafkaLease {
             return None;
         }
         let partition = state.current(&self.part, self.epoch)?;
-        let record = partition.take_behind(self.offset, &self.part, &self.group.prefix, status)?;
+        let record = partition.take_behind(self.serial, &self.part, &self.group.prefix, status)?;
         let taken = Taken {
             part: self.part.clone(),
             epoch: self.epoch,

@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 
 use self::property::Property;
 pub(super) use self::property::explain;
-use super::{log, properties, token::Token};
+use super::{log, memory, properties, token::Token};
 use crate::config::{Given, Secret};
 
 mod property;
@@ -33,6 +33,8 @@ pub(super) struct Settings {
     pub(super) token: Option<Token>,
     /// The runtime that makes them, if it isn't the one that a client is made on.
     pub(super) runtime: Option<Handle>,
+    /// How many bytes a consumer may keep of what is fetched ahead.
+    memory: Option<u64>,
     properties: BTreeMap<String, Property>,
     problems: Vec<String>,
 }
@@ -73,9 +75,10 @@ impl Settings {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
                 Some(("prefix", prefix)) => settings.set_prefix(prefix),
+                Some(("memory", memory)) => settings.set_memory_text(memory),
                 // The value isn't repeated: it may be a password.
                 _ => settings.problems.push(format!(
-                    "the broker's URL has `{}=…`; only prefix=… is known there, and librdkafka's properties are set as \
+                    "the broker's URL has `{}=…`; only prefix=… and memory=… are known there, and librdkafka's properties are set as \
                      in INBOX_KAFKA_SESSION_TIMEOUT_MS=6000",
                     pair.split('=').next().unwrap_or_default()
                 )),
@@ -102,6 +105,42 @@ impl Settings {
                 c.escape_debug()
             )),
         }
+    }
+
+    /// Sets how many bytes a consumer may keep of what is fetched ahead.
+    pub(super) fn set_memory(&mut self, bytes: u64) {
+        if bytes < memory::LEAST {
+            self.problems.push(format!(
+                "a Kafka consumer can't do with {bytes} bytes of memory; write at least 1MB, as in ?memory=64MB"
+            ));
+        } else {
+            self.memory = Some(bytes);
+        }
+    }
+
+    fn set_memory_text(&mut self, text: &str) {
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let factor = match text[digits.len()..].to_ascii_uppercase().as_str() {
+            "MB" | "MIB" | "M" => Some(1 << 20),
+            "GB" | "GIB" | "G" => Some(1 << 30),
+            _ => None,
+        };
+        let number = digits.parse::<u64>().ok();
+        match number
+            .zip(factor)
+            .and_then(|(number, factor)| number.checked_mul(factor))
+        {
+            Some(bytes) => self.set_memory(bytes),
+            None => self.problems.push(
+                "the `memory` in the broker's URL can't be read; write a number of megabytes, as in ?memory=64MB"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    /// How many bytes a consumer may keep of what is fetched ahead.
+    pub(super) fn memory(&self) -> u64 {
+        self.memory.unwrap_or(memory::DEFAULT)
     }
 
     /// Sets a property in code.

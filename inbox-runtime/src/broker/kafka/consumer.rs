@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     error::Error as StdError,
-    sync::{Arc, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -11,32 +11,33 @@ use rdkafka::{
     ClientContext, Message as _, Statistics, TopicPartitionList,
     client::OAuthToken,
     config::RDKafkaLogLevel,
-    consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol},
+    consumer::{BaseConsumer, Consumer, ConsumerContext},
     error::{KafkaError, RDKafkaErrorCode},
-    metadata::{Metadata, MetadataTopic},
     types::RDKafkaRespErr,
 };
 
 use super::{
+    anew,
+    config::{self, Settings},
     events::Events,
     faults::Faults,
     group::{Client, Group},
-    offsets,
-    partition::{Part, Partition, Record},
-    record, topics,
+    hand::Part,
+    look, memory, record, topics,
 };
-use crate::registry::StartPosition;
 
 /// How long one poll waits. The end is noticed after that time.
 const POLL: Duration = Duration::from_millis(50);
-/// How often it is looked whether a topic that was missing is there.
-const MISSING: Duration = Duration::from_secs(5);
-/// How long it may take to find out which topics there are at the start.
-const KNOWN: Duration = Duration::from_secs(3);
+/// How long the brokers may take to say which topics there are, until they are asked again.
+const ASK: Duration = Duration::from_secs(1);
+/// How long a member must have been in a group that the brokers divide to count as joined though it has no partition.
+const SETTLED_MS: i64 = 2000;
+/// What librdkafka calls its lines on topics that are made anew, or gone.
+const METADATA: [&str; 2] = ["METADATA", "TOPICPROP"];
 /// How long what is out of a partition may take to be settled when the partition goes to another member.
 const DRAIN: Duration = Duration::from_secs(5);
 /// How long what was acknowledged may take to be committed then, and at the end.
-const COMMIT: Duration = Duration::from_secs(3);
+pub(super) const COMMIT: Duration = Duration::from_secs(3);
 
 /// The parts of a status that aren't partitions.
 pub(super) const JOINING: &str = "group";
@@ -44,134 +45,33 @@ pub(super) const BROKERS: &str = "brokers";
 
 /// What librdkafka calls from the thread that polls.
 pub(super) struct Context {
-    group: Arc<Group>,
-    faults: Faults,
-    /// How long a revoked partition may take to be drained.
-    drain: Duration,
-    /// The topics that were there when the group was joined, if a line begins at the newest record.
-    known: OnceLock<HashSet<String>>,
-}
-
-impl Context {
-    /// `longest_poll` is librdkafka's `max.poll.interval.ms`: a drain must not come near it.
-    pub(super) fn new(group: Arc<Group>, events: Events, longest_poll: Option<Duration>) -> Self {
-        let drain = longest_poll.map_or(DRAIN, |longest| DRAIN.min(longest / 3));
-        Self {
-            group,
-            faults: Faults::new(events),
-            drain,
-            known: OnceLock::new(),
-        }
-    }
-
-    fn assigned(&self, client: &BaseConsumer<Self>, assigned: &mut TopicPartitionList) {
-        let begun = offsets::begin(client, &self.group, assigned, self.known.get());
-        let mut state = self.group.lock();
-        // Without a client the group is being left.
-        if let Some(shared) = state.client.clone() {
-            for element in assigned.elements() {
-                let part = Part::new(element.topic(), element.partition());
-                let Some(line) = self.group.line_of(&part.topic) else {
-                    continue;
-                };
-                let wake = self.group.lines[line].wake.clone();
-                let epoch = state.next_epoch();
-                let Some(mut partition) = Partition::new(&shared, &part, line, epoch, wake) else {
-                    continue;
-                };
-                if let Some(&offset) = begun.get(&part) {
-                    partition.begin_at(offset);
-                }
-                self.faults.passed(&self.group, &self.group.lines[line].subject);
-                state.partitions.insert(part, partition);
-            }
-        }
-        drop(state);
-        let result = match client.rebalance_protocol() {
-            RebalanceProtocol::Cooperative => client.incremental_assign(assigned),
-            _ => client.assign(assigned),
-        };
-        if let Err(error) = result {
-            tracing::error!(group = self.group.id, %error, "partitions could not be taken over");
-        }
-        tracing::info!(group = self.group.id, partitions = ?names(assigned), "partitions were assigned");
-        // Where it begins is to be committed.
-        self.group.work.notify_one();
-        self.faults.passed(&self.group, JOINING);
-        self.group.joined.send_replace(true);
-        self.group.wake_all();
-    }
-
-    fn revoked(&self, client: &BaseConsumer<Self>, revoked: &TopicPartitionList) {
-        let lost = client.assignment_lost();
-        tracing::info!(group = self.group.id, partitions = ?names(revoked), lost, "partitions were taken away");
-        let parts: Vec<_> = revoked
-            .elements()
-            .iter()
-            .map(|element| Part::new(element.topic(), element.partition()))
-            .collect();
-        self.drain(&parts, lost);
-        let result = match client.rebalance_protocol() {
-            RebalanceProtocol::Cooperative => client.incremental_unassign(revoked),
-            _ => client.unassign(),
-        };
-        if let Err(error) = result {
-            tracing::debug!(group = self.group.id, %error, "partitions could not be given up");
-        }
-    }
-
-    /// Lets what runs on these partitions finish and commits it, within bounds; then they are ours no more. What is lost is
-    /// somebody else's already: nothing is committed for it.
-    fn drain(&self, parts: &[Part], lost: bool) {
-        let mut state = self.group.lock();
-        for part in parts {
-            if let Some(partition) = state.partitions.get_mut(part) {
-                partition.revoked = true;
-            }
-        }
-        if !lost {
-            let any = |state: &super::group::State, what: fn(&Partition) -> bool| {
-                parts.iter().any(|part| state.partitions.get(part).is_some_and(what))
-            };
-            let settled = &self.group.settled;
-            let drained = settled.wait_timeout_while(state, self.drain, |state| any(state, Partition::is_out));
-            (state, _) = drained.unwrap_or_else(PoisonError::into_inner);
-            state.urgent = true;
-            self.group.work.notify_all();
-            let committed = settled.wait_timeout_while(state, COMMIT, |state| {
-                any(state, |partition| partition.progress.due().is_some())
-            });
-            (state, _) = committed.unwrap_or_else(PoisonError::into_inner);
-        }
-        for part in parts {
-            if let Some(partition) = state.partitions.remove(part) {
-                self.group.lines[partition.line].status.go_on(&part.name());
-                self.group.lose(&state, partition.line, partition.unconfirmed());
-            }
-        }
-        // Who waits for the offset of a partition that is gone hears that by its sender's end.
-        let waiters = std::mem::take(&mut state.waiters);
-        state.waiters = waiters
-            .into_iter()
-            .filter(|waiter| state.partitions.contains_key(&waiter.part))
-            .collect();
-        drop(state);
-        self.group.tell();
-    }
-}
-
-fn names(partitions: &TopicPartitionList) -> Vec<String> {
-    let elements = partitions.elements();
-    let name = |element: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| {
-        format!("{}:{}", element.topic(), element.partition())
-    };
-    elements.iter().map(name).collect()
+    pub(super) group: Arc<Group>,
+    pub(super) faults: Faults,
+    /// How long a revoked partition may take to be drained. It must not come near `max.poll.interval.ms`.
+    pub(super) drain: Duration,
+    /// The topics that were there when the group was joined.
+    pub(super) known: OnceLock<HashSet<String>>,
+    /// The brokers divide the group's partitions, by what members say at each heartbeat (`group.protocol=consumer`).
+    by_heartbeat: bool,
+    /// The user wants to see what is logged of metadata.
+    logs_metadata: bool,
 }
 
 impl ClientContext for Context {
     const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        if METADATA.contains(&facility) {
+            if let Some(topic) = anew::topic(message) {
+                self.group.made_anew(topic);
+            }
+            if let Some(topic) = anew::gone(message) {
+                self.group.gone(topic);
+            }
+            if !self.logs_metadata {
+                return;
+            }
+        }
         self.faults.events.log(level, facility, message);
     }
 
@@ -183,30 +83,29 @@ impl ClientContext for Context {
         self.faults.events.token()
     }
 
-    /// Once a second: whether the brokers answer, whether the group is joined, and how much is left.
+    /// Once a second: whether the brokers answer, whether the group is joined, and which partitions librdkafka has read to their
+    /// end.
     fn stats(&self, statistics: Statistics) {
-        self.faults.statistics(&self.group, &statistics);
-        if statistics
-            .cgrp
-            .as_ref()
-            .is_some_and(|group| group.join_state == "steady")
-        {
-            self.faults.passed(&self.group, JOINING);
-            self.group.joined.send_replace(true);
+        let group = &self.group;
+        let answers = statistics.brokers.values().any(|broker| broker.state == "UP");
+        self.faults.statistics(group, &statistics);
+        if let Some(found) = &statistics.cgrp {
+            if found.join_state == "steady" {
+                self.faults.passed(group, JOINING);
+                group.joined.send_replace(true);
+            } else if self.by_heartbeat && found.state == "up" && found.stateage > SETTLED_MS {
+                // A member that has no partition is never told so, nor does it leave its first state.
+                self.faults.passed(group, JOINING);
+            }
         }
-        let state = self.group.lock();
-        for (index, line) in self.group.lines.iter().enumerate() {
-            let ours = state.partitions.iter().filter(|(_, partition)| partition.line == index);
-            let lag = ours.filter_map(|(part, partition)| {
-                let seen = statistics.topics.get(&*part.topic)?.partitions.get(&part.number)?;
-                let end = seen.ls_offset.max(seen.hi_offset);
-                match partition.progress.done() {
-                    Some(done) => u64::try_from(end - done).ok(),
-                    // Nothing was acknowledged since it is ours; librdkafka knows where it began.
-                    None => u64::try_from(seen.consumer_lag).ok(),
-                }
-            });
-            line.status.set_lag(Some(lag.sum()));
+        let mut state = group.lock();
+        state.answers = answers;
+        for (part, partition) in &mut state.partitions {
+            let topic = statistics.topics.get(&*part.topic);
+            let seen = topic.and_then(|topic| topic.partitions.get(&part.number));
+            if let Some(seen) = seen.filter(|seen| seen.fetchq_cnt == 0 && seen.eof_offset >= 0) {
+                partition.saw_end(seen.eof_offset);
+            }
         }
     }
 }
@@ -220,43 +119,34 @@ impl ConsumerContext for Context {
     }
 }
 
-/// Makes the consumer of a group.
-pub(super) fn create(config: &rdkafka::ClientConfig, context: Context) -> Result<Arc<Client>, KafkaError> {
-    config.create_with_context(context).map(Arc::new)
-}
-
 /// Polls until the group is to be left, then leaves it.
-pub(super) fn run(group: &Group, client: Arc<Client>) {
+pub(super) fn run(group: &Arc<Group>, settings: &Settings) {
+    let Some((client, known)) = connect(group, settings) else {
+        group.lock().over = true;
+        group.work.notify_all();
+        group.left.send_replace(true);
+        return;
+    };
+    // It has one life.
+    let _ = client.context().known.set(known);
+    group.lock().client = Some(client.clone());
     let topics: Vec<String> = group
         .lines
         .iter()
         .map(|line| topics::subscription(&group.prefix, &line.subject))
         .collect();
     let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
-    if group.lines.iter().any(|line| line.start == StartPosition::New)
-        && let Ok(metadata) = client.fetch_metadata(None, KNOWN)
-    {
-        let _ = client
-            .context()
-            .known
-            .set(topic_names(&metadata).map(str::to_owned).collect());
-    }
     if let Err(error) = client.subscribe(&topics) {
         fail(group, &error.to_string());
     }
-    let mut look = Instant::now();
-    let mut missing = true;
     let mut idle_since = None;
     loop {
         match client.poll(POLL) {
             Some(Ok(record)) => stray(group, &record),
-            Some(Err(error)) => missing |= trouble(group, &client, &error),
+            Some(Err(error)) => trouble(group, &client, &error),
             None => {}
         }
-        if missing && look <= Instant::now() && *group.joined.borrow() {
-            missing = find_missing(group, &client);
-            look = Instant::now() + MISSING;
-        }
+        anew::read_again(group, &client);
         let state = group.lock();
         if state.closing && !state.any_out() {
             let since = *idle_since.get_or_insert_with(Instant::now);
@@ -268,21 +158,78 @@ pub(super) fn run(group: &Group, client: Arc<Client>) {
     leave(group, client);
 }
 
+/// Makes the consumer, when it is known from the brokers which topics there are: how much each partition may take of the
+/// memory depends on how many there are. `None` if the group is closed before, or the consumer can't be made.
+fn connect(group: &Arc<Group>, settings: &Settings) -> Option<(Arc<Client>, HashSet<String>)> {
+    let mut planned = memory::FEW;
+    loop {
+        let client = match create(group, settings, planned) {
+            Ok(client) => client,
+            Err(error) => {
+                fail(group, &settings.redact(&config::explain(&error)));
+                return None;
+            }
+        };
+        let metadata = loop {
+            if group.lock().closing {
+                return None;
+            }
+            // It answers what is logged and counted.
+            let _ = client.poll(Duration::ZERO);
+            match client.fetch_metadata(None, ASK) {
+                Ok(metadata) => break metadata,
+                Err(error) => tracing::debug!(group = group.id, %error, "the brokers don't say which topics there are"),
+            }
+        };
+        let needed = memory::round(look::partitions(group, &metadata));
+        if needed <= planned {
+            let known = metadata.topics().iter().map(|topic| topic.name().to_owned());
+            let known = known.collect();
+            return Some((client, known));
+        }
+        planned = needed;
+    }
+}
+
+/// Makes the consumer of a group, which may have so many partitions.
+pub(super) fn create(group: &Arc<Group>, settings: &Settings, partitions: u64) -> Result<Arc<Client>, KafkaError> {
+    let mut config = settings.consumer(&group.id);
+    memory::share(&mut config, settings, partitions);
+    let debug = settings.get("debug").unwrap_or_default();
+    let logs_metadata = debug
+        .split(',')
+        .any(|one| ["metadata", "topic", "all"].contains(&one.trim()));
+    if !logs_metadata {
+        // Only there librdkafka tells that a topic was made anew.
+        let debug = [debug, "metadata"].into_iter().filter(|one| !one.is_empty());
+        config.set("debug", debug.collect::<Vec<_>>().join(","));
+    }
+    config.set_log_level(RDKafkaLogLevel::Debug);
+    let longest_poll = settings.get("max.poll.interval.ms").and_then(|text| text.parse().ok());
+    let longest_poll = longest_poll.map(Duration::from_millis);
+    let context = Context {
+        group: group.clone(),
+        faults: Faults::new(Events::new(settings)),
+        drain: longest_poll.map_or(DRAIN, |longest| DRAIN.min(longest / 3)),
+        known: OnceLock::new(),
+        by_heartbeat: settings.get("group.protocol") == Some("consumer"),
+        logs_metadata,
+    };
+    config.create_with_context(context).map(Arc::new)
+}
+
 /// A record that came before its partition's own queue was there.
 fn stray(group: &Group, record: &rdkafka::message::BorrowedMessage<'_>) {
     let part = Part::new(record.topic(), record.partition());
     let mut state = group.lock();
     if let Some(partition) = state.partitions.get_mut(&part) {
-        partition.stray(Record {
-            offset: record.offset(),
-            delivery: record::delivery(record, &group.prefix),
-        });
+        partition.stray(record.offset(), record::delivery(record, &group.prefix));
         group.lines[partition.line].wake.notify_one();
     }
 }
 
-/// What is wrong with the consumer itself. Returns whether a topic may be missing.
-fn trouble(group: &Group, client: &Client, error: &KafkaError) -> bool {
+/// What is wrong with the consumer itself.
+fn trouble(group: &Group, client: &Client, error: &KafkaError) {
     match error {
         KafkaError::MessageConsumptionFatal(_) => {
             let text = client
@@ -290,10 +237,12 @@ fn trouble(group: &Group, client: &Client, error: &KafkaError) -> bool {
                 .fatal_error()
                 .map_or_else(|| error.to_string(), |(code, text)| format!("{code}: {text}"));
             fail(group, &text);
-            false
         }
+        KafkaError::PartitionEOF(_) => {}
+        // It is looked which topic that is.
+        _ if error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnknownTopicOrPartition) => group.lock().look = None,
         // Everything else was told to the context, with its text.
-        _ => error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnknownTopicOrPartition),
+        _ => {}
     }
 }
 
@@ -305,33 +254,6 @@ fn fail(group: &Group, why: &str) {
     group.wake_all();
 }
 
-fn topic_names(metadata: &Metadata) -> impl Iterator<Item = &str> {
-    metadata.topics().iter().map(MetadataTopic::name)
-}
-
-/// Says in their status which lines have no topic yet. Returns whether there are any.
-fn find_missing(group: &Group, client: &Client) -> bool {
-    // Of all topics: to ask for one makes it, where the brokers are set up so.
-    let Ok(metadata) = client.fetch_metadata(None, Duration::from_secs(1)) else {
-        return true;
-    };
-    let there: HashSet<&str> = topic_names(&metadata).collect();
-    let mut missing = false;
-    for line in &group.lines {
-        let topic = topics::topic(&group.prefix, &line.subject);
-        if topics::has_wildcard(&line.subject) || there.contains(topic.as_str()) {
-            client.context().faults.passed(group, &line.subject);
-        } else {
-            missing = true;
-            if client.context().faults.has(&line.subject) {
-                continue;
-            }
-            line.status.wait(&line.subject, format!("there is no topic `{topic}`"));
-        }
-    }
-    missing
-}
-
 /// Leaves the group. All of this may block for as long as the brokers are gone; nobody waits for it longer than it likes.
 fn leave(group: &Group, client: Arc<Client>) {
     let mut state = group.lock();
@@ -340,7 +262,7 @@ fn leave(group: &Group, client: Arc<Client>) {
     state.waiters.clear();
     let partitions = std::mem::take(&mut state.partitions);
     for partition in partitions.values() {
-        group.lose(&state, partition.line, partition.unconfirmed());
+        group.lose(&state, partition.line, partition.progress.unconfirmed());
     }
     drop(state);
     // Each of them holds the client.

@@ -1,7 +1,7 @@
 //! The consumer group of a program: its handlers' lines, the partitions that are ours, and what is asked of them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -15,8 +15,10 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use super::{
     Shared,
+    anew::Anew,
     consumer::Context,
-    partition::{Part, Partition, Record},
+    hand::{Part, Record},
+    partition::Partition,
     topics,
 };
 use crate::{
@@ -35,10 +37,14 @@ const REST: Duration = Duration::from_millis(1500);
 pub(super) struct Line {
     pub(super) subject: String,
     pub(super) start: StartPosition,
+    /// The database has records of the group.
+    pub(super) known: bool,
     pub(super) ack_wait: Duration,
     pub(super) status: SourceStatus,
     /// How many acknowledgements came for partitions that were taken away before they were confirmed.
     lost: AtomicU64,
+    /// When its lag was last known.
+    lag: Mutex<Option<Instant>>,
     /// Wakes its pull.
     pub(super) wake: Arc<Notify>,
 }
@@ -48,12 +54,40 @@ impl Line {
         Self {
             subject: subscription.subject.clone(),
             start: subscription.start,
+            known: subscription.known,
             ack_wait: subscription.ack_wait,
             status: SourceStatus::default(),
             lost: AtomicU64::new(0),
+            lag: Mutex::default(),
             wake: Arc::new(Notify::new()),
         }
     }
+
+    /// A partition is ours no more, so that nothing of it waits here.
+    pub(super) fn forget(&self, part: &Part) {
+        let name = part.name();
+        self.status.go_on(&name);
+        self.status.go_on(&offset_of(&name));
+    }
+
+    /// How many messages the group has not acknowledged, or that this isn't known.
+    pub(super) fn set_lag(&self, lag: Option<u64>) {
+        *self.lag.lock().unwrap_or_else(PoisonError::into_inner) = lag.map(|_| Instant::now());
+        self.status.set_lag(lag);
+    }
+
+    /// A lag that was known longer ago than that is none.
+    fn forget_lag(&self, fresh: Duration) {
+        let mut lag = self.lag.lock().unwrap_or_else(PoisonError::into_inner);
+        if lag.take_if(|known| known.elapsed() > fresh).is_some() {
+            self.status.set_lag(None);
+        }
+    }
+}
+
+/// What the offset of a partition is called in a status.
+pub(super) fn offset_of(partition: &str) -> String {
+    format!("the offset of {partition}")
 }
 
 /// A group, as its sources, its leases and its two threads share it.
@@ -64,6 +98,8 @@ pub(super) struct Group {
     pub(super) lines: Vec<Line>,
     pub(super) shared: Arc<Shared>,
     state: Mutex<State>,
+    /// Topics that were made anew, and are to be read from their beginning.
+    anew: Mutex<Vec<Anew>>,
     /// Wakes the thread that commits.
     pub(super) work: Condvar,
     /// Wakes the thread that polls while it waits for deliveries to be settled and offsets to be committed.
@@ -81,6 +117,17 @@ pub(super) struct Group {
 pub(super) struct State {
     pub(super) client: Option<Arc<Client>>,
     pub(super) partitions: BTreeMap<Part, Partition>,
+    /// The topics that the group has read, or begun to.
+    pub(super) begun: BTreeSet<Arc<str>>,
+    /// Offsets of topics that are gone which may have been committed too late. Where the group has one of them on a topic of the same
+    /// name, it is not the new topic's.
+    pub(super) stale: BTreeMap<Part, i64>,
+    /// When topics and offsets are looked at again; at once where that isn't said.
+    pub(super) look: Option<Instant>,
+    /// A topic was missing at the last look.
+    pub(super) missing: bool,
+    /// A broker answers.
+    pub(super) answers: bool,
     epoch: u64,
     /// Who waits for an offset to be confirmed.
     pub(super) waiters: Vec<Waiter>,
@@ -103,6 +150,7 @@ pub(super) struct State {
 pub(super) struct Waiter {
     pub(super) part: Part,
     pub(super) epoch: u64,
+    pub(super) incarnation: u32,
     pub(super) offset: i64,
     pub(super) tell: oneshot::Sender<Result<(), BrokerError>>,
 }
@@ -130,6 +178,21 @@ impl State {
             .get_mut(part)
             .filter(|partition| partition.epoch == epoch)
     }
+
+    /// The same, if it was not made anew since.
+    pub(super) fn of_incarnation(&mut self, part: &Part, epoch: u64, incarnation: u32) -> Option<&mut Partition> {
+        self.current(part, epoch)
+            .filter(|partition| partition.progress.incarnation() == incarnation)
+    }
+
+    /// Whoever waits for the offset of a partition that is gone, or was made anew, hears that by its sender's end.
+    pub(super) fn forget_waiters(&mut self) {
+        let waiters = std::mem::take(&mut self.waiters);
+        self.waiters = waiters
+            .into_iter()
+            .filter(|one| self.of_incarnation(&one.part, one.epoch, one.incarnation).is_some())
+            .collect();
+    }
 }
 
 impl Group {
@@ -140,6 +203,7 @@ impl Group {
             lines,
             shared,
             state: Mutex::default(),
+            anew: Mutex::default(),
             work: Condvar::new(),
             settled: Condvar::new(),
             told: Notify::new(),
@@ -150,6 +214,17 @@ impl Group {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn lock_anew(&self) -> MutexGuard<'_, Vec<Anew>> {
+        self.anew.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was known of the lag longer ago than that is not known any more.
+    pub(super) fn forget_lag(&self, fresh: Duration) {
+        for line in &self.lines {
+            line.forget_lag(fresh);
+        }
     }
 
     /// Whose a topic is.
@@ -174,7 +249,7 @@ impl Group {
     /// A line's status says how many acknowledgements the broker hasn't confirmed.
     pub(super) fn count_unconfirmed(&self, state: &State, line: usize) {
         let ours = state.partitions.values().filter(|partition| partition.line == line);
-        let waiting: usize = ours.map(Partition::unconfirmed).sum();
+        let waiting: usize = ours.map(|partition| partition.progress.unconfirmed()).sum();
         let line = &self.lines[line];
         let lost = line.lost.load(Ordering::Relaxed);
         line.status.set_unconfirmed(lost + waiting as u64);

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! librdkafka's callbacks and commits block, so each group has two threads of its own: one that polls, so that the group
-//! is never left however long a handler takes, and one that commits. Each partition has a queue in librdkafka, which a pull
+//! is never left however long a handler takes, and one that commits. One more for all groups looks every few seconds how far they are. Each partition has a queue in librdkafka, which a pull
 //! asks for the next record when the one before it is settled; librdkafka fetches ahead and stops when the queue is full.
 
 use std::{
@@ -23,7 +23,6 @@ use tokio::{sync::OnceCell, time::Instant};
 use self::{
     clock::Clock,
     config::Settings,
-    events::Events,
     group::{Group, Line},
     publish::Producers,
     token::Token,
@@ -33,9 +32,11 @@ use crate::{
     config::{Given, Secret},
     delivery::Message,
     names,
+    registry::StartPosition,
 };
 
 mod ack;
+mod anew;
 mod clock;
 mod commit;
 mod config;
@@ -45,11 +46,18 @@ mod errors;
 mod events;
 mod faults;
 mod group;
+mod hand;
+mod header_names;
 mod log;
+mod look;
+mod memory;
 mod offsets;
 mod partition;
+mod problems;
+mod progress;
 mod properties;
 mod publish;
+mod rebalance;
 mod record;
 mod source;
 mod token;
@@ -68,13 +76,13 @@ const JOIN: Duration = Duration::from_secs(5);
 /// * Each partition is handled strictly in order, one message at a time; partitions don't wait for each other. So a
 ///   handler's `concurrency` is of use up to the number of partitions.
 /// * A message that fails waits with its partition until it is tried again, or goes to the dead letters; the other
-///   partitions go on. Health names the partition that waits.
+///   partitions go on. Health names the partition that waits, and stays ready.
 /// * The offset of a partition is committed after its messages' transactions, in batches; what a crash leaves uncommitted is
 ///   delivered again and found in the inbox.
 /// * Kafka doesn't count deliveries. The first message of a partition that comes to a program is taken for one that may
 ///   have been handled before.
 /// * Without an id header a message's id is `topic:partition:offset`. A topic that is deleted and made anew begins at
-///   offset 0 again, so its handlers need another group name then.
+///   offset 0 again; its records are handled from there, unless they have position and payload of one that was handled.
 /// * A topic that doesn't exist and brokers that don't answer are no errors: health says so, and the program goes on when
 ///   they are there. Topics and partitions that are added are found within ten seconds.
 ///
@@ -105,9 +113,16 @@ struct Shared {
     topics_made: OnceCell<()>,
     /// What is wrong with the settings, which don't change any more.
     checked: OnceLock<Result<(), Vec<String>>>,
+    /// The thread that looks at the groups was begun.
+    looks: OnceLock<()>,
 }
 
 impl Shared {
+    /// The groups that there are.
+    fn groups(&self) -> Vec<Weak<Group>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Makes the topics that are wanted, once.
     async fn make_topics(&self, settings: &Settings) -> Result<(), BrokerError> {
         let made = self.topics_made.get_or_try_init(|| topics::make(settings));
@@ -177,6 +192,23 @@ impl Kafka {
     #[must_use]
     pub fn prefix(mut self, prefix: impl AsRef<str>) -> Self {
         self.settings.set_prefix(prefix.as_ref());
+        self.shared = Arc::default();
+        self
+    }
+
+    /// Bounds what a consumer keeps of what it has fetched ahead, in bytes: 64 MiB unless it is set, and at least 1 MiB, for each
+    /// group of the program. As `?memory=64MB` does in the URL.
+    ///
+    /// It is divided among all partitions of the group's topics, of which each keeps at most 8 MiB in its queue, and 1 MiB of
+    /// a fetch on top of that. Below 64 KiB for a partition it isn't divided further, and a record that is larger than its share is delivered all
+    /// the same. `queued.max.messages.kbytes`, `fetch.message.max.bytes` and `fetch.max.bytes` have precedence where they are set.
+    ///
+    /// ```
+    /// let kafka = inbox_runtime::Kafka::new("one.example:9092").memory(16 << 20);
+    /// ```
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.settings.set_memory(bytes);
         self.shared = Arc::default();
         self
     }
@@ -283,23 +315,17 @@ impl Kafka {
             self.shared.clone(),
         ));
         group.wait(consumer::JOINING, "it has not been joined yet");
-        let longest_poll = self
-            .settings
-            .get("max.poll.interval.ms")
-            .and_then(|text| text.parse().ok());
-        let events = Events::new(&self.settings.on_this_runtime());
-        let context = consumer::Context::new(group.clone(), events, longest_poll.map(Duration::from_millis));
-        let client = consumer::create(&self.settings.consumer(id), context)
-            .map_err(|error| failed(&self.settings.redact(&config::explain(&error))))?;
-        group.lock().client = Some(client.clone());
-        let (polled, committed) = (group.clone(), group.clone());
+        let (polled, committed, settings) = (group.clone(), group.clone(), self.settings.on_this_runtime());
         let thread = |name: &str| std::thread::Builder::new().name(format!("kafka-{name}"));
         thread("commit")
             .spawn(move || commit::run(&committed))
             .map_err(|error| failed(&error))?;
         thread("poll")
-            .spawn(move || consumer::run(&polled, client))
+            .spawn(move || consumer::run(&polled, &settings))
             .map_err(|error| failed(&error))?;
+        if self.shared.looks.set(()).is_ok() {
+            look::begin(&self.shared).map_err(|error| failed(&error))?;
+        }
         let mut groups = self.shared.groups.lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|group| group.strong_count() > 0);
         groups.push(Arc::downgrade(&group));
@@ -323,11 +349,20 @@ impl Broker for Kafka {
         if let Err(error) = self.shared.make_topics(&self.settings).await {
             tracing::warn!(%error, "the topics could not be made");
         }
+        header_names::check(cfg!(panic = "abort")).map_err(BrokerError::Invalid)?;
+        header_names::shield_hook();
         let mut lines: BTreeMap<String, Vec<Line>> = BTreeMap::new();
         let mut places = Vec::with_capacity(subscriptions.len());
         for subscription in &subscriptions {
             names::check_group(&subscription.group).map_err(BrokerError::Invalid)?;
             names::check_subject(&subscription.subject).map_err(BrokerError::Invalid)?;
+            if let StartPosition::Sequence(sequence) = subscription.start {
+                return Err(BrokerError::Invalid(format!(
+                    "`start = \"sequence:{sequence}\"` at the handler of `{}`: Kafka numbers the records of each partition by \
+                     itself; write `start = \"first\"`, `start = \"new\"`, or a time as in `start = \"2026-01-31T00:00:00Z\"`",
+                    subscription.subject
+                )));
+            }
             let id = format!("{}{}", self.settings.prefix, subscription.group);
             let lines = lines.entry(id.clone()).or_default();
             places.push((id, lines.len()));

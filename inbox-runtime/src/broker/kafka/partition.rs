@@ -9,90 +9,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rdkafka::{Message as _, consumer::base_consumer::PartitionQueue, error::KafkaError};
+use rdkafka::{
+    Message as _,
+    consumer::base_consumer::PartitionQueue,
+    error::{KafkaError, RDKafkaErrorCode},
+};
 use tokio::sync::Notify;
 
-use super::{consumer::Context, errors, group::Client, record};
+use super::{
+    consumer::Context,
+    group::Client,
+    hand::{Hand, Part, Record},
+    problems,
+    progress::Progress,
+    record,
+};
 use crate::{broker::SourceStatus, delivery::Delivery};
 
-/// How many records, at most, are taken for ones that were read before because those before them were done: more than a
-/// process reads between two commits, so that a group that begins anew at an old offset isn't slow all the way.
-const REREAD: u32 = 10_000;
-
-/// A partition of a topic.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Part {
-    pub(super) topic: Arc<str>,
-    pub(super) number: i32,
-}
-
-impl Part {
-    pub(super) fn new(topic: &str, number: i32) -> Self {
-        Self {
-            topic: topic.into(),
-            number,
-        }
-    }
-
-    /// Its name in texts.
-    pub(super) fn name(&self) -> String {
-        format!("{}:{}", self.topic, self.number)
-    }
-}
-
-/// A record with its offset.
-#[derive(Clone, Debug)]
-pub(super) struct Record {
-    pub(super) offset: i64,
-    pub(super) delivery: Delivery,
-}
-
-/// What is out of a partition: one record, so that each follows the one before it.
-#[derive(Debug)]
-enum Hand {
-    /// The next record may be handed out.
-    Empty,
-    /// One is being handled. It stays here, in case it is given back. Whoever handles it may have the next one too, to go on
-    /// with when this one is done.
-    Out { record: Record, behind: Option<Record> },
-    /// One was given back and waits.
-    Back { record: Record, until: Instant },
-}
-
-/// How far a partition is done: offsets of the next record.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Progress {
-    /// By what was acknowledged.
-    done: Option<i64>,
-    /// By an acknowledgement that must be confirmed before it counts.
-    confirming: Option<i64>,
-    /// By what the broker has confirmed.
-    committed: Option<i64>,
-}
-
-impl Progress {
-    /// What is to be committed, if that is more than what is.
-    pub(super) fn due(&self) -> Option<i64> {
-        self.done
-            .max(self.confirming)
-            .filter(|&offset| Some(offset) > self.committed)
-    }
-
-    /// How far it is done.
-    pub(super) fn done(&self) -> Option<i64> {
-        self.done
-    }
-
-    /// Whether the broker has confirmed that the record with that offset is done.
-    pub(super) fn has(&self, offset: i64) -> bool {
-        self.committed.is_some_and(|committed| committed > offset)
-    }
-
-    /// The broker has confirmed that.
-    pub(super) fn commit(&mut self, offset: i64) {
-        self.committed = self.committed.max(Some(offset));
-    }
-}
+/// How many records of a partition, at most, are done and not committed: so many may be repeated by a crash, and so many are
+/// taken for repeated ones, in a row, while those before them are done. A group that begins anew at an old offset isn't slow all
+/// the way then.
+const REREAD: u32 = 2000;
 
 /// A partition that was assigned to us.
 pub(super) struct Partition {
@@ -103,25 +40,42 @@ pub(super) struct Partition {
     /// It is being taken away: nothing more is handed out.
     pub(super) revoked: bool,
     pub(super) progress: Progress,
-    /// The offsets that were acknowledged and that the broker hasn't confirmed, in order.
-    unconfirmed: VecDeque<i64>,
     queue: PartitionQueue<Context>,
     /// Whether there may be something in the queue. Set by librdkafka with its queue locked, so it must not need our lock.
     ready: Arc<AtomicBool>,
     /// What is not in the queue and comes before it: what came before the queue was ours, and what was given back.
     strays: VecDeque<Record>,
     hand: Hand,
+    serials: u64,
+    /// The offset behind the last record that was read, or at first where the group begins, as far as that is known.
+    read_to: Option<i64>,
+    /// When the partition was last seen to begin anew.
+    anew: Option<Instant>,
+    /// Offsets without a record, from the first to the one before the last: nobody has looked yet whether there was one.
+    gap: Option<(i64, i64)>,
+    /// The end of the partition that librdkafka has seen, with nothing before it that isn't done.
+    end: Option<i64>,
     /// The next record may have been handled before: nobody counts deliveries, so the first one counts as such.
     redelivered: bool,
-    /// How many records in a row were done when they were read.
-    known_done: u32,
+    /// How many records in a row may have been handled before, and were done in the end.
+    reread: u32,
     /// Its end was seen, or a record.
     looked_at: bool,
+    /// Records can't be fetched, and no end will be told when they can again.
+    broken: bool,
 }
 
 impl Partition {
-    /// Takes over a partition's queue. `None` if librdkafka doesn't know the partition.
-    pub(super) fn new(client: &Arc<Client>, part: &Part, line: usize, epoch: u64, wake: Arc<Notify>) -> Option<Self> {
+    /// Takes over a partition's queue. `committed` is the group's place, if the broker has one. `None` if librdkafka doesn't
+    /// know the partition.
+    pub(super) fn new(
+        client: &Arc<Client>,
+        part: &Part,
+        line: usize,
+        epoch: u64,
+        committed: Option<i64>,
+        wake: Arc<Notify>,
+    ) -> Option<Self> {
         let mut queue = client.split_partition_queue(&part.topic, part.number)?;
         let ready = Arc::new(AtomicBool::new(true));
         let filled = ready.clone();
@@ -133,25 +87,32 @@ impl Partition {
             epoch,
             line,
             revoked: false,
-            progress: Progress::default(),
-            unconfirmed: VecDeque::new(),
+            progress: committed.map(Progress::known).unwrap_or_default(),
             queue,
             ready,
             strays: VecDeque::new(),
             hand: Hand::Empty,
+            serials: 0,
+            read_to: committed,
+            anew: None,
+            gap: None,
+            end: None,
             redelivered: true,
-            known_done: 0,
+            reread: 0,
             looked_at: false,
+            broken: false,
         })
     }
 
     /// The group begins at this offset.
     pub(super) fn begin_at(&mut self, offset: i64) {
-        self.progress.done = Some(offset);
+        self.progress.pass(offset);
+        self.read_to = Some(offset);
     }
 
     /// A record that came before the queue was ours.
-    pub(super) fn stray(&mut self, record: Record) {
+    pub(super) fn stray(&mut self, offset: i64, delivery: Delivery) {
+        let record = self.read(offset, delivery);
         self.strays.push_back(record);
         self.ready.store(true, Ordering::Release);
     }
@@ -178,12 +139,14 @@ impl Partition {
 
     /// Takes the next record in hand, if there is one and it may be.
     pub(super) fn take(&mut self, part: &Part, now: Instant, prefix: &str, status: &SourceStatus) -> Option<Record> {
-        if self.revoked {
+        if self.revoked || self.is_far_ahead() {
             return None;
         }
         let mut record = match std::mem::replace(&mut self.hand, Hand::Empty) {
             Hand::Back { record, until } if until <= now => {
-                status.go_on(&part.name());
+                if !self.broken {
+                    status.go_on(&part.name());
+                }
                 self.redelivered = true;
                 record
             }
@@ -201,15 +164,20 @@ impl Partition {
         Some(record)
     }
 
-    /// Takes the record behind the one that is out with that offset, for the same hands.
+    /// Takes the record behind the one that is out, for the same hands.
     pub(super) fn take_behind(
         &mut self,
-        offset: i64,
+        serial: u64,
         part: &Part,
         prefix: &str,
         status: &SourceStatus,
     ) -> Option<Record> {
-        if self.revoked || !matches!(&self.hand, Hand::Out { record, behind: None } if record.offset == offset) {
+        // Whether the next one may have been handled before depends on what becomes of this one.
+        let free = |hand: &Hand| {
+            matches!(hand, Hand::Out { record, behind: None }
+                if record.serial == serial && !record.delivery.redelivered)
+        };
+        if self.revoked || self.is_far_ahead() || !free(&self.hand) {
             return None;
         }
         let next = self.next(part, prefix, status)?;
@@ -217,6 +185,16 @@ impl Partition {
             *behind = Some(next.clone());
         }
         Some(next)
+    }
+
+    /// So much is done and not committed that a commit should not wait for its time.
+    pub(super) fn is_ahead(&self) -> bool {
+        self.progress.unconfirmed() >= REREAD as usize / 2
+    }
+
+    /// So much is done and not committed that a process that dies now would repeat more than the next one takes for repeated.
+    fn is_far_ahead(&self) -> bool {
+        self.progress.unconfirmed() >= REREAD as usize
     }
 
     /// The next record of the queue.
@@ -233,82 +211,166 @@ impl Partition {
             match self.queue.poll(Duration::ZERO)? {
                 Ok(record) => {
                     self.ready.store(true, Ordering::Release);
-                    let record = Record {
-                        offset: record.offset(),
-                        delivery: record::delivery(&record, prefix),
-                    };
+                    let (offset, delivery) = (record.offset(), record::delivery(&record, prefix));
+                    drop(record);
                     self.look(part, status);
-                    return Some(record);
+                    return Some(self.read(offset, delivery));
                 }
                 Err(KafkaError::PartitionEOF(_)) => self.look(part, status),
-                Err(error) => {
-                    // librdkafka tries again by itself. Until a record comes the partition stands still, which must show.
-                    self.looked_at = false;
-                    tracing::warn!(partition = part.name(), %error, "no records can be fetched from a partition");
-                    status.wait(part.name(), errors::with_advice(&error));
-                }
+                Err(error) => self.fetch_failed(part, &error, status),
             }
         }
     }
 
+    /// librdkafka tries again by itself. Until a record comes the partition stands still, which must show.
+    fn fetch_failed(&mut self, part: &Part, error: &KafkaError, status: &SourceStatus) {
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnknownTopicOrPartition) {
+            // If it is there again, it is another one.
+            self.begin_anew();
+        }
+        self.looked_at = false;
+        self.broken = true;
+        tracing::warn!(partition = part.name(), %error, "no records can be fetched from a partition");
+        status.wait(part.name(), problems::fetch(&part.topic, error));
+    }
+
+    /// Notes that a record was read: where it stands tells whether others are missing, or the partition was made anew.
+    fn read(&mut self, offset: i64, delivery: Delivery) -> Record {
+        match self.read_to {
+            Some(expected) if offset < expected => self.begin_anew(),
+            Some(expected) if offset > expected => self.gap = Some((expected, offset)),
+            _ => {}
+        }
+        if self.read_to.is_none() && self.progress.incarnation() > 0 {
+            // Where it begins is to be committed, in place of what the old one had.
+            self.progress.pass(offset);
+        }
+        self.read_to = Some(offset + 1);
+        self.end = None;
+        self.serials += 1;
+        Record {
+            serial: self.serials,
+            incarnation: self.progress.incarnation(),
+            offset,
+            delivery,
+        }
+    }
+
+    /// The topic was made anew: what was read of the old one says nothing about it.
+    pub(super) fn begin_anew(&mut self) {
+        self.progress.begin_anew();
+        self.anew = Some(Instant::now());
+        self.looked_at = false;
+        self.read_to = None;
+        self.gap = None;
+        self.end = None;
+    }
+
+    /// The topic has another id since then. Returns whether the partition must be read from its beginning, which nobody has
+    /// noticed by its records yet.
+    pub(super) fn made_anew(&mut self, since: Instant) -> bool {
+        if self.anew.is_some_and(|anew| anew >= since) {
+            return false;
+        }
+        self.begin_anew();
+        // What was committed of the old one may have come too late, and be taken for the new one's.
+        self.progress.pass(0);
+        self.strays.clear();
+        true
+    }
+
     /// It was looked at: whatever was wrong with it has passed.
     fn look(&mut self, part: &Part, status: &SourceStatus) {
+        self.broken = false;
         if !std::mem::replace(&mut self.looked_at, true) {
             status.go_on(&part.name());
         }
     }
 
-    /// Whether the record with that offset is out.
-    pub(super) fn has_out(&self, offset: i64) -> bool {
-        matches!(&self.hand, Hand::Out { record, .. } if record.offset == offset)
+    /// From where it must be fetched again, so that librdkafka tells when that works.
+    pub(super) fn broken_at(&self) -> Option<i64> {
+        self.read_to.filter(|_| self.broken && self.is_idle())
     }
 
-    /// The record that is out was done when it was read. Where it was taken for one that may have been read before, the next one
-    /// may have been as well.
-    pub(super) fn was_done(&mut self, offset: i64) {
+    /// Nothing is in hand, and everything that was read is done.
+    fn is_idle(&self) -> bool {
+        !self.revoked && self.strays.is_empty() && matches!(self.hand, Hand::Empty)
+    }
+
+    /// librdkafka has seen the partition's end at that offset, and has nothing before it in its queue.
+    pub(super) fn saw_end(&mut self, offset: i64) {
+        let behind = self.read_to.is_none_or(|read_to| read_to <= offset);
+        self.end = (behind && self.looked_at && self.is_idle()).then_some(offset);
+    }
+
+    /// The partition ends there, as the broker says, and its oldest record has that offset. Behind the last record there may be
+    /// some of transactions, which are no messages: they are done too. Returns how many records were removed before they were
+    /// read.
+    pub(super) fn rest(&mut self, first: i64, end: i64) -> i64 {
+        let at_end = self.end == Some(end) && self.is_idle();
+        let gap = match self.gap.take() {
+            None if at_end => self.read_to.map(|read_to| (read_to, end)),
+            gap => gap,
+        };
+        if at_end {
+            self.progress.pass(end);
+            self.read_to = Some(end);
+        }
+        gap.map_or(0, |(from, to)| first.min(to).saturating_sub(from).max(0))
+    }
+
+    /// Whether that record is out.
+    pub(super) fn has_out(&self, serial: u64) -> bool {
+        matches!(&self.hand, Hand::Out { record, .. } if record.serial == serial)
+    }
+
+    /// Whether that record is out, or the next one behind the one that is.
+    pub(super) fn holds(&self, serial: u64) -> bool {
+        match &self.hand {
+            Hand::Out { record, behind } => {
+                record.serial == serial || behind.as_ref().is_some_and(|behind| behind.serial == serial)
+            }
+            _ => false,
+        }
+    }
+
+    /// The record that is out was done when it was read, or may have been. Where it was taken for one that may have been read
+    /// before, the next one may have been as well.
+    pub(super) fn was_done(&mut self, serial: u64) {
         let Hand::Out { record, behind: None } = &self.hand else {
             return;
         };
-        if record.offset == offset && record.delivery.redelivered && self.known_done < REREAD {
-            self.known_done += 1;
+        if record.serial == serial && record.delivery.redelivered && self.reread < REREAD {
+            self.reread += 1;
             self.redelivered = true;
         }
     }
 
     /// The record that is out is done, and the one behind it, if that is in hand, comes in its place.
-    pub(super) fn done(&mut self, offset: i64) {
-        self.hand = match std::mem::replace(&mut self.hand, Hand::Empty) {
-            Hand::Out {
-                behind: Some(record), ..
-            } => Hand::Out { record, behind: None },
-            _ => Hand::Empty,
+    pub(super) fn done(&mut self) {
+        let hand = std::mem::replace(&mut self.hand, Hand::Empty);
+        let Hand::Out { record, behind } = hand else {
+            self.hand = hand;
+            return;
         };
-        self.progress.confirming = None;
-        self.progress.done = self.progress.done.max(Some(offset + 1));
-        if !self.progress.has(offset) {
-            self.unconfirmed.push_back(offset);
+        if let Some(record) = behind {
+            self.hand = Hand::Out { record, behind: None };
+        }
+        if record.incarnation == self.progress.incarnation() {
+            self.progress.finish(record.offset);
         }
     }
 
-    /// The broker has confirmed that everything before that offset is done.
-    pub(super) fn commit(&mut self, offset: i64) {
-        self.progress.commit(offset);
-        while self.unconfirmed.pop_front_if(|first| *first < offset).is_some() {}
-    }
-
-    /// How many acknowledgements the broker hasn't confirmed.
-    pub(super) fn unconfirmed(&self) -> usize {
-        self.unconfirmed.len()
-    }
-
-    /// The record that is out is to be committed before it counts as done.
-    pub(super) fn confirm(&mut self, offset: i64) {
-        self.progress.confirming = Some(offset + 1);
-    }
-
-    /// That didn't come off.
-    pub(super) fn not_confirmed(&mut self) {
-        self.progress.confirming = None;
+    /// The record that is out is to be committed before it counts as done. Returns whether it can be: the partition may have been
+    /// made anew meanwhile.
+    pub(super) fn confirm(&mut self) -> bool {
+        match &self.hand {
+            Hand::Out { record, .. } if record.incarnation == self.progress.incarnation() => {
+                self.progress.confirm(record.offset);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// The record that is out waits for its next turn, and what is behind it too.
@@ -322,12 +384,12 @@ impl Partition {
         };
     }
 
-    /// The record behind the one that is out is given back before it had its turn. Returns whether it has that offset.
-    pub(super) fn back_behind(&mut self, offset: i64) -> bool {
+    /// The record behind the one that is out is given back before it had its turn. Returns whether it is that one.
+    pub(super) fn back_behind(&mut self, serial: u64) -> bool {
         let Hand::Out { behind, .. } = &mut self.hand else {
             return false;
         };
-        let behind = behind.take_if(|behind| behind.offset == offset);
+        let behind = behind.take_if(|behind| behind.serial == serial);
         let is_it = behind.is_some();
         self.put_back(behind);
         is_it

@@ -3,12 +3,11 @@
 //! The rules follow librdkafka's `CONFIGURATION.md` from its first line to its last; what is not here is the user's to choose.
 
 /// What the inbox sets unless it is told otherwise.
-pub(super) const DEFAULTS: [(&str, &str); 5] = [
+pub(super) const DEFAULTS: [(&str, &str); 4] = [
     // New topics and partitions are found within seconds.
     ("topic.metadata.refresh.interval.ms", "10000"),
     // What is fetched ahead, for each partition: enough to go on with, and memory that a hundred partitions can have.
     ("queued.min.messages", "1000"),
-    ("queued.max.messages.kbytes", "8192"),
     // A broker that is back is found within seconds.
     ("reconnect.backoff.max.ms", "2000"),
     // Health and lag come from them.

@@ -1,13 +1,11 @@
 //! Records: from Kafka's to a delivery, and from a message to Kafka's.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use rdkafka::message::{BorrowedMessage, Header, Headers as _, Message as _, OwnedHeaders};
 
+use super::header_names;
 use crate::delivery::{Delivery, Headers};
 
 /// The name of a header whose own can't be read.
@@ -42,15 +40,14 @@ fn headers(record: &BorrowedMessage<'_>) -> Headers {
         return headers;
     };
     for index in 0..found.count() {
-        // rdkafka panics at a name that isn't UTF-8, and a record must not be able to do that to us.
-        match catch_unwind(AssertUnwindSafe(|| found.try_get(index))) {
-            Ok(Some(Header {
+        match header_names::read(|| found.try_get(index)) {
+            Some(Some(Header {
                 key,
                 value: Some(value),
             })) => headers.append(key, value.to_vec()),
-            Ok(Some(Header { key, value: None })) => headers.append_null(key),
-            Ok(None) => {}
-            Err(_) => {
+            Some(Some(Header { key, value: None })) => headers.append_null(key),
+            Some(None) => {}
+            None => {
                 let position = position(record.topic(), record.partition(), record.offset());
                 tracing::warn!(
                     position,

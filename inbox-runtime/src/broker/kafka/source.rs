@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{ack::KafkaLease, group::Group, partition::Part};
+use super::{ack::KafkaLease, group::Group, hand::Part};
 use crate::{
     broker::{BrokerError, Source, SourceStatus},
     delivery::Delivery,

@@ -1,0 +1,82 @@
+//! Names of headers that are not UTF-8.
+//!
+//! Any client can write one, and rdkafka has no way to read it but one that panics. That panic must neither unwind into the inbox
+//! nor come to the program's panic hook, which may end the process: the record would be read again, and end the next one.
+
+use std::{
+    cell::Cell,
+    panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook},
+    sync::Once,
+};
+
+thread_local! {
+    /// A header is being read on this thread.
+    static READING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Reads a header. `None` if its name isn't UTF-8.
+pub(super) fn read<T>(header: impl FnOnce() -> T) -> Option<T> {
+    READING.set(true);
+    let read = catch_unwind(AssertUnwindSafe(header));
+    READING.set(false);
+    read.ok()
+}
+
+/// Lets the panic hook that there is now see every panic but those of [`read`]. Only the first call does something.
+pub(super) fn shield_hook() {
+    static SHIELDED: Once = Once::new();
+    // Here it may not be replaced. There will be another start.
+    if std::thread::panicking() {
+        return;
+    }
+    SHIELDED.call_once(|| {
+        let hook = take_hook();
+        set_hook(Box::new(move |panic| {
+            if !READING.get() {
+                hook(panic);
+            }
+        }));
+    });
+}
+
+/// The error of a program in which a panic can't be caught.
+pub(super) fn check(aborts: bool) -> Result<(), String> {
+    if !aborts {
+        return Ok(());
+    }
+    Err("this program was built with `panic = \"abort\"`: a Kafka record with a header whose name is not UTF-8 would end the process, \
+         and every one that is started after it; leave `panic` out of the Cargo profile, or write `panic = \"unwind\"`"
+        .to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    };
+
+    use super::*;
+
+    #[test]
+    fn g29_a_hook_does_not_see_the_panic_of_a_name() {
+        let seen = Arc::new(AtomicU32::new(0));
+        let (counted, hook) = (seen.clone(), take_hook());
+        set_hook(Box::new(move |panic| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            hook(panic);
+        }));
+        shield_hook();
+        let before = seen.load(Ordering::Relaxed);
+        assert_eq!(read(|| -> u32 { panic!("not UTF-8") }), None);
+        assert_eq!(read(|| 7), Some(7));
+        assert_eq!(seen.load(Ordering::Relaxed), before);
+    }
+
+    #[test]
+    fn g29_a_program_whose_panics_abort_is_told_what_to_write() {
+        let error = check(true).expect_err("an error");
+        assert!(error.contains("panic = \"unwind\""), "{error}");
+        assert_eq!(check(false), Ok(()));
+    }
+}

@@ -1,0 +1,71 @@
+//! What Kafka's errors mean for whoever runs the program: the cause in its own words, and what to do about it.
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+
+use super::errors;
+
+/// Records of a topic can't be fetched.
+pub(super) fn fetch(topic: &str, error: &KafkaError) -> String {
+    match error.rdkafka_error_code() {
+        Some(Code::TopicAuthorizationFailed) => {
+            format!("the right READ on the topic `{topic}` is missing; grant it ({error})")
+        }
+        Some(Code::UnknownTopicOrPartition) => {
+            format!(
+                "it is not there any more; make the topic `{topic}` again, with as many partitions as it had ({error})"
+            )
+        }
+        _ => format!("no records can be fetched: {}", errors::with_advice(error)),
+    }
+}
+
+/// The offset of a partition of a topic can't be committed.
+pub(super) fn commit(topic: &str, group: &str, error: &KafkaError) -> String {
+    let what = "it can't be committed, so that a restart repeats what was done since";
+    match error.rdkafka_error_code() {
+        Some(Code::TopicAuthorizationFailed) => {
+            format!("{what}: the right READ on the topic `{topic}` is missing; grant it ({error})")
+        }
+        Some(Code::GroupAuthorizationFailed) => {
+            format!("{what}: the right READ on the group `{group}` is missing; grant it ({error})")
+        }
+        _ => format!("{what}: {}", errors::with_advice(error)),
+    }
+}
+
+/// Partitions of a topic have no leader.
+pub(super) fn no_leader(topic: &str, partitions: &[i32]) -> String {
+    let numbers: Vec<_> = partitions.iter().map(i32::to_string).collect();
+    let (word, numbers) = match numbers.split_last() {
+        Some((last, [])) => ("partition", last.clone()),
+        Some((last, rest)) => ("partitions", format!("{} and {last}", rest.join(", "))),
+        None => return String::new(),
+    };
+    format!("no leader for {word} {numbers} of the topic `{topic}`; start the brokers that have them")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn g36_partitions_without_a_leader_are_named() {
+        assert!(no_leader("a", &[1]).starts_with("no leader for partition 1 of the topic `a`"));
+        assert!(no_leader("a", &[1, 3]).starts_with("no leader for partitions 1 and 3 of"));
+        assert!(no_leader("a", &[1, 3, 5]).starts_with("no leader for partitions 1, 3 and 5 of"));
+    }
+
+    #[test]
+    fn g14_a_missing_right_is_named() {
+        let error = KafkaError::ConsumerCommit(Code::TopicAuthorizationFailed);
+        let text = commit("orders", "billing", &error);
+        assert!(
+            text.contains("READ on the topic `orders`") && text.contains("grant it"),
+            "{text}"
+        );
+        let error = KafkaError::ConsumerCommit(Code::GroupAuthorizationFailed);
+        assert!(commit("orders", "billing", &error).contains("READ on the group `billing`"));
+        let error = KafkaError::MessageConsumption(Code::TopicAuthorizationFailed);
+        assert!(fetch("orders", &error).contains("READ on the topic `orders`"));
+    }
+}

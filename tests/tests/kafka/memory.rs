@@ -1,0 +1,86 @@
+//! What consumers cost: memory where there are many partitions, threads where there are many groups.
+
+use std::time::Duration;
+
+use inbox_runtime::{Broker, Source, Subscription};
+use inbox_tests::{
+    Order, TestBroker, eventually,
+    process::{Mode, WorkerCommand, long},
+};
+
+use super::Kafkaesque;
+
+const MB: u64 = 1 << 20;
+
+/// All that a hundred partitions have waits behind their first records. In the long form that is 12 MB each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g56_a_hundred_partitions_share_one_bound() {
+    let world = Kafkaesque::new().await;
+    let (partitions, records) = (100, if long() { 120 } else { 25 });
+    world.broker.grow_topic("order.created", partitions).await;
+    let order = Order::new("x".repeat(100_000)).to("order.created");
+    for partition in 0..partitions {
+        let records = (0..records).map(|number| {
+            let order = order.clone().id(format!("m{partition}-{number}"));
+            world.broker.publish_to(order, partition)
+        });
+        futures_util::future::join_all(records).await;
+    }
+    let mut worker = WorkerCommand::on(env!("CARGO_BIN_EXE_worker"), Mode::Run, &world, "billing")
+        .script("sleep:10m")
+        .start();
+    worker.says("run billing").await;
+    let (mut highest, mut since) = (0, 0);
+    // Until it has not grown for three seconds.
+    while since < 30 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let now = worker.memory();
+        since = if now > highest + MB { 0 } else { since + 1 };
+        highest = highest.max(now);
+    }
+    println!(
+        "{} MB with {partitions} partitions of {} MB",
+        highest / MB,
+        records * 100_000 / 1_000_000
+    );
+    assert!(highest < 150 * MB, "{} MB", highest / MB);
+    worker.kill().await;
+}
+
+/// Beside librdkafka's own threads there are two for each group.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g56_a_group_has_two_threads_beside_those_of_librdkafka() {
+    let world = Kafkaesque::new().await;
+    let kafka = world.broker.connect();
+    let wanted = (0..20).map(|number| Subscription::new(format!("group-{number}"), "order.created"));
+    let mut sources = kafka.subscribe(wanted.collect()).await.expect("sources");
+    let count = || {
+        let names: Vec<_> = threads();
+        let ours = names.iter().filter(|name| name.starts_with("kafka-")).count();
+        (ours, names.iter().filter(|name| name.starts_with("rdk:")).count())
+    };
+    eventually("every group is joined", async || {
+        kafka_lag(&sources).iter().all(Option::is_some)
+    })
+    .await;
+    let (ours, theirs) = count();
+    println!("{ours} threads of ours and {theirs} of librdkafka with 20 groups");
+    // Other tests have some too.
+    for source in &mut sources {
+        source.close().await;
+    }
+    drop(sources);
+    eventually("they end", async || count().0 + 40 <= ours).await;
+    assert!(ours - count().0 <= 41, "{ours}, of which {} stay", count().0);
+}
+
+fn kafka_lag(sources: &[inbox_runtime::kafka::KafkaSource]) -> Vec<Option<u64>> {
+    sources.iter().map(|source| source.status().lag()).collect()
+}
+
+/// The names of this process's threads.
+fn threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("this process");
+    let name = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
+    tasks.filter_map(name).collect()
+}
