@@ -15,7 +15,7 @@ use std::{
 };
 
 use inbox_runtime::{
-    Broker, Embedded, Inbox, Lease, Message, Source, Subscription, inbox_handler,
+    Broker, Bytes, Embedded, Inbox, Lease, Message, Source, Subscription, inbox_handler,
     sqlx::{self, Connection, SqliteConnection, SqlitePool, sqlite::SqliteConnectOptions},
 };
 
@@ -29,15 +29,16 @@ const ROUNDS: u32 = 300;
 static TIMES: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
 
 #[inbox_handler(group = "fresh", subject = "order.created", concurrency = 16)]
-async fn fresh(tx: &mut SqliteConnection, payload: &[u8]) -> Result<(), sqlx::Error> {
-    let insert = sqlx::query("INSERT INTO invoices (order_id) VALUES (?)").bind(payload);
+async fn fresh(tx: &mut SqliteConnection, payload: Bytes) -> Result<(), sqlx::Error> {
+    let insert = sqlx::query("INSERT INTO invoices (order_id) VALUES (?)").bind(payload.to_vec());
     insert.execute(tx).await?;
     Ok(())
 }
 
 #[inbox_handler(group = "latency", subject = "clock")]
-async fn latency(_tx: &mut SqliteConnection, payload: &[u8]) -> Result<(), std::io::Error> {
-    let sent: u64 = String::from_utf8_lossy(payload)
+async fn latency(tx: &mut SqliteConnection, payload: Bytes) -> Result<(), inbox_runtime::HandlerError> {
+    sqlx::query("SELECT 1").execute(tx).await?;
+    let sent: u64 = String::from_utf8_lossy(&payload)
         .parse()
         .map_err(std::io::Error::other)?;
     let took = now().saturating_sub(Duration::from_nanos(sent));
