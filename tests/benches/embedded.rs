@@ -30,14 +30,14 @@ static TIMES: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
 
 #[inbox_handler(group = "fresh", subject = "order.created", concurrency = 16)]
 async fn fresh(tx: &mut SqliteConnection, payload: Bytes) -> Result<(), sqlx::Error> {
-    let insert = sqlx::query("INSERT INTO invoices (order_id) VALUES (?)").bind(&payload[..]);
+    let insert = sqlx::query("INSERT INTO invoices (order_id) VALUES (?)").bind(payload.to_vec());
     insert.execute(tx).await?;
     Ok(())
 }
 
-#[expect(clippy::unused_async, reason = "a handler is an `async fn`")]
 #[inbox_handler(group = "latency", subject = "clock")]
-async fn latency(_tx: &mut SqliteConnection, payload: Bytes) -> Result<(), std::io::Error> {
+async fn latency(tx: &mut SqliteConnection, payload: Bytes) -> Result<(), inbox_runtime::HandlerError> {
+    sqlx::query("SELECT 1").execute(tx).await?;
     let sent: u64 = String::from_utf8_lossy(&payload)
         .parse()
         .map_err(std::io::Error::other)?;
