@@ -236,6 +236,16 @@ impl Worker {
         number.and_then(|text| text.parse::<u64>().ok()).unwrap_or_default() * 1024
     }
 
+    /// The names of its threads; none when it has ended.
+    #[must_use]
+    pub fn threads(&self) -> Vec<String> {
+        let tasks = self.child.id().map(|id| format!("/proc/{id}/task"));
+        let tasks = tasks.and_then(|path| std::fs::read_dir(path).ok());
+        let name =
+            |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
+        tasks.into_iter().flatten().filter_map(name).collect()
+    }
+
     /// How often handlers began so far.
     #[must_use]
     pub fn runs_so_far(&self) -> usize {

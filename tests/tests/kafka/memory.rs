@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{Broker, Source, Subscription};
 use inbox_tests::{
-    Order, TestBroker, eventually,
+    Order, TestBroker,
     process::{Mode, WorkerCommand, long},
 };
 
@@ -47,40 +46,30 @@ async fn g56_a_hundred_partitions_share_one_bound() {
     worker.kill().await;
 }
 
-/// Beside librdkafka's own threads there are two for each group.
+/// Beside librdkafka's own threads there are two for each group, and one that looks at all of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g56_a_group_has_two_threads_beside_those_of_librdkafka() {
     let world = Kafkaesque::new().await;
-    let kafka = world.broker.connect();
-    let wanted = (0..20).map(|number| Subscription::new(format!("group-{number}"), "order.created"));
-    let mut sources = kafka.subscribe(wanted.collect()).await.expect("sources");
-    let count = || {
-        let names: Vec<_> = threads();
-        let ours = names.iter().filter(|name| name.starts_with("kafka-")).count();
-        (ours, names.iter().filter(|name| name.starts_with("rdk:")).count())
-    };
-    eventually("every group is joined", async || {
-        kafka_lag(&sources).iter().all(Option::is_some)
-    })
-    .await;
-    let (ours, theirs) = count();
-    println!("{ours} threads of ours and {theirs} of librdkafka with 20 groups");
-    // Other tests have some too.
-    for source in &mut sources {
-        source.close().await;
-    }
-    drop(sources);
-    eventually("they end", async || count().0 + 40 <= ours).await;
-    assert!(ours - count().0 <= 41, "{ours}, of which {} stay", count().0);
-}
-
-fn kafka_lag(sources: &[inbox_runtime::kafka::KafkaSource]) -> Vec<Option<u64>> {
-    sources.iter().map(|source| source.status().lag()).collect()
-}
-
-/// The names of this process's threads.
-fn threads() -> Vec<String> {
-    let tasks = std::fs::read_dir("/proc/self/task").expect("this process");
-    let name = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
-    tasks.filter_map(name).collect()
+    let groups = [
+        "audit",
+        "billing",
+        "by-header",
+        "by-order",
+        "by-position",
+        "crowd",
+        "manual",
+        "shipping",
+    ];
+    let mut worker = WorkerCommand::on(env!("CARGO_BIN_EXE_worker"), Mode::Run, &world, &groups.join(",")).start();
+    worker.says("ready").await;
+    let threads = worker.threads();
+    let count = |beginning: &str| threads.iter().filter(|name| name.starts_with(beginning)).count();
+    let (ours, theirs) = (count("kafka-"), count("rdk:"));
+    println!(
+        "{ours} threads of ours and {theirs} of librdkafka with {} groups",
+        groups.len()
+    );
+    let expected = 2 * groups.len()..=2 * groups.len() + 1;
+    assert!(expected.contains(&ours), "{threads:?}");
+    worker.stop().await;
 }

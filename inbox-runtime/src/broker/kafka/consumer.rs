@@ -174,8 +174,7 @@ fn connect(group: &Arc<Group>, settings: &Settings) -> Option<(Arc<Client>, Hash
             if group.lock().closing {
                 return None;
             }
-            // It answers what is logged and counted.
-            let _ = client.poll(Duration::ZERO);
+            hear(&client);
             match client.fetch_metadata(None, ASK) {
                 Ok(metadata) => break metadata,
                 Err(error) => tracing::debug!(group = group.id, %error, "the brokers don't say which topics there are"),
@@ -188,6 +187,15 @@ fn connect(group: &Arc<Group>, settings: &Settings) -> Option<(Arc<Client>, Hash
             return Some((client, known));
         }
         planned = needed;
+    }
+}
+
+/// Has the context told what is logged, counted and wrong. There may be hundreds of lines a second.
+fn hear(client: &Client) {
+    let start = Instant::now();
+    while let Some(left) = POLL.checked_sub(start.elapsed()) {
+        // It returns early at an error, which the context is told.
+        let _ = client.poll(left);
     }
 }
 
