@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use inbox_tests::{
-    Order, TestBroker,
+    Order,
     process::{Mode, WorkerCommand, long},
 };
 
