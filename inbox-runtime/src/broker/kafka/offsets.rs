@@ -23,6 +23,9 @@ use crate::registry::StartPosition;
 /// How long one question to the brokers may take.
 const ASK: Duration = Duration::from_secs(5);
 
+/// The time between two tries.
+const AGAIN: Duration = Duration::from_millis(200);
+
 /// Where a group begins on a partition.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Begin {
@@ -57,18 +60,18 @@ pub(super) fn begin(
             .map(|element| Part::new(&topic, element.partition()))
             .collect();
         for (part, begin) in topic_begin(client, group, line, &topic, &parts, there) {
-            if let Some(at) = begin.at {
-                // It is one of the list, so it can be set.
-                let _ = assigned.set_partition_offset(&part.topic, part.number, Offset::Offset(at));
-            }
+            // librdkafka must not have to ask for it: where the coordinator changes meanwhile, it never asks again.
+            let offset = begin.at.or(begin.committed).map_or(Offset::Beginning, Offset::Offset);
+            // It is one of the list, so it can be set.
+            let _ = assigned.set_partition_offset(&part.topic, part.number, offset);
             begun.insert(part, begin);
         }
     }
     begun
 }
 
-/// The same for the assigned partitions of one topic, which is tried until the brokers answer where a guess would lose messages,
-/// or handle what was not meant.
+/// The same for the assigned partitions of one topic, which is tried until the brokers answer: a guess would lose messages, repeat
+/// them, or handle what was not meant.
 fn topic_begin(
     client: &BaseConsumer<Context>,
     group: &Group,
@@ -77,6 +80,7 @@ fn topic_begin(
     parts: &[Part],
     there: Option<&HashSet<String>>,
 ) -> BTreeMap<Part, Begin> {
+    let mut told = false;
     loop {
         let found = committed(client, parts, ASK).and_then(|committed| {
             let missing: Vec<Part> = parts
@@ -111,14 +115,17 @@ fn topic_begin(
                 line.status.go_on(topic);
                 return parts.iter().map(|part| (part.clone(), begin(part))).collect();
             }
-            Err(error) if line.start == StartPosition::First || is_refused(&error) || group.lock().closing => {
+            Err(error) if is_refused(&error) || group.lock().closing => {
                 tracing::debug!(group = group.id, topic, %error, "it can't be found out where the group is");
                 return BTreeMap::new();
             }
             Err(error) => {
-                tracing::warn!(group = group.id, topic, %error, "it can't be found out where the group begins; trying again");
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(group = group.id, topic, %error, "it can't be found out where the group begins; trying again");
+                }
                 let why = format!("it can't be found out where the group begins: {error}");
                 line.status.wait(topic, why);
+                std::thread::sleep(AGAIN);
             }
         }
     }
