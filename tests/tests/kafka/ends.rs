@@ -73,8 +73,9 @@ async fn g38_lag_is_what_the_group_has_not_acknowledged() {
     })
     .await;
     gate.add_permits(8);
+    // What was at work when its partition passed on may have run twice, on either of the two.
     eventually("eight are acknowledged", async || {
-        lag(&first) == Some(12) && lag(&second) == Some(12)
+        lag(&first).is_some_and(|lag| (12..=14).contains(&lag)) && lag(&second) == lag(&first)
     })
     .await;
     gate.add_permits(1000);
