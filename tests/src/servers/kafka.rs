@@ -87,7 +87,7 @@ impl Kafka {
         let mut kafka = Self::formatted(Node::alone())?;
         up_to_three_times(|| {
             kafka.configure(Node::alone())?;
-            kafka.resume()
+            kafka.launch()
         })?;
         Ok(kafka)
     }
@@ -106,7 +106,7 @@ impl Kafka {
                 tls: free_port(),
             });
             kafka.configure(Node::alone())?;
-            kafka.resume()
+            kafka.launch()
         })?;
         Ok(kafka)
     }
@@ -127,7 +127,7 @@ impl Kafka {
             }
             // None is ready before the others are there.
             std::thread::scope(|scope| {
-                let started: Vec<_> = cluster.iter().map(|node| scope.spawn(|| node.resume())).collect();
+                let started: Vec<_> = cluster.iter().map(|node| scope.spawn(|| node.launch())).collect();
                 started.into_iter().try_for_each(|node| node.join().expect("no panic"))
             })
         })?;
@@ -225,6 +225,10 @@ share.coordinator.state.topic.min.isr=1
     ///
     /// When it doesn't start.
     pub fn resume(&self) -> Result<(), String> {
+        up_to_three_times(|| self.launch())
+    }
+
+    fn launch(&self) -> Result<(), String> {
         let mut java = command(Path::new("java"), false);
         // The last two save a second at the start.
         java.args(["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]);
