@@ -162,7 +162,7 @@ async fn prepare(plan: Plan, shared: &Shared, life: &Life) -> Result<Prepared, E
     descriptions.extend(described.into_iter().flatten());
     let mut subscriptions = subscriptions(&plan.handlers, plan.ack_wait);
     for (planned, subscription) in plan.handlers.iter().zip(&mut subscriptions) {
-        subscription.known = knows(planned, &plan.databases, life).await;
+        subscription.known = knows(planned, &plan.databases, life).await?;
     }
     let sources = plan.broker.subscribe(subscriptions).await?;
     let (lines, watched) = lines(plan.handlers, sources, &plan.databases, shared, plan.stall_after);
@@ -175,27 +175,17 @@ async fn prepare(plan: Plan, shared: &Shared, life: &Life) -> Result<Prepared, E
 }
 
 /// Whether the handler's database has records of its group, which is asked only where it makes a difference.
-async fn knows(planned: &Planned, databases: &[Database], life: &Life) -> bool {
+async fn knows(planned: &Planned, databases: &[Database], life: &Life) -> Result<bool, Error> {
     let kind = planned.entry.store();
     let database = databases.iter().find(|database| database.kind == kind);
     let Some(database) = database.filter(|_| planned.meta.start == StartPosition::New) else {
-        return false;
+        return Ok(false);
     };
-    let mut tries = 0;
-    loop {
-        let why = match within(ANSWER, database.records.knows(planned.meta.group)).await {
-            Ok(Ok(known)) => {
-                life.goes_on(&database.label);
-                return known;
-            }
-            Ok(Err(error)) => text(&error),
-            Err(Setback::Passing(why)) => why,
-            Err(Setback::Lasting(error)) => error.to_string(),
-        };
-        life.waits(&database.label, why);
-        tries += 1;
-        tokio::time::sleep(BACKOFF.first.max(BACKOFF.delay(tries))).await;
-    }
+    patiently(database, life, || async {
+        let known = within(ANSWER, database.records.knows(planned.meta.group)).await?;
+        known.map_err(|error| passing(&error))
+    })
+    .await
 }
 
 /// Why a database can't be used yet.
@@ -209,16 +199,25 @@ enum Setback {
 /// Waits until a database can be used: it answers, its tables are as they must be, and a row can be written. Returns its
 /// line of the start report; there is none of the dead letters alone.
 async fn prepare_database(database: &Database, migrate: Migrate, life: &Life) -> Result<Option<String>, Error> {
+    let description = patiently(database, life, || try_database(database, migrate)).await?;
+    if database.kind == TypeId::of::<Detached>() {
+        return Ok(None);
+    }
+    tracing::info!(database = description, "the database is ready");
+    Ok(Some(description))
+}
+
+/// Asks a database until it has an answer, or waiting doesn't help. Health says meanwhile what is waited for.
+async fn patiently<T, F>(database: &Database, life: &Life, mut ask: impl FnMut() -> F) -> Result<T, Error>
+where
+    F: Future<Output = Result<T, Setback>>,
+{
     let mut tries = 0;
     loop {
-        match try_database(database, migrate).await {
-            Ok(description) => {
+        match ask().await {
+            Ok(answer) => {
                 life.goes_on(&database.label);
-                if database.kind == TypeId::of::<Detached>() {
-                    return Ok(None);
-                }
-                tracing::info!(database = description, "the database is ready");
-                return Ok(Some(description));
+                return Ok(answer);
             }
             Err(Setback::Lasting(error)) => return Err(error),
             Err(Setback::Passing(why)) => life.waits(&database.label, why),
@@ -227,6 +226,10 @@ async fn prepare_database(database: &Database, migrate: Migrate, life: &Life) ->
         // Never at once: full jitter may be nothing at all.
         tokio::time::sleep(BACKOFF.first.max(BACKOFF.delay(tries))).await;
     }
+}
+
+fn passing(error: &StoreError) -> Setback {
+    Setback::Passing(text(error))
 }
 
 async fn try_database(database: &Database, migrate: Migrate) -> Result<String, Setback> {
@@ -246,9 +249,11 @@ async fn try_database(database: &Database, migrate: Migrate) -> Result<String, S
             source,
         }),
     })?;
-    let later = |error: StoreError| Setback::Passing(text(&error));
-    within(ANSWER, records.try_write()).await?.map_err(later)?;
-    within(ANSWER, records.describe()).await?.map_err(later)
+    within(ANSWER, records.try_write())
+        .await?
+        .map_err(|error| passing(&error))?;
+    let described = within(ANSWER, records.describe()).await?;
+    described.map_err(|error| passing(&error))
 }
 
 async fn within<T>(bound: Duration, question: impl Future<Output = T>) -> Result<T, Setback> {
