@@ -30,6 +30,12 @@ struct Failing {
 /// After so long without another one, acknowledgements that failed say nothing of now.
 const FORGOTTEN: Duration = Duration::from_secs(300);
 
+impl Failing {
+    fn is_recent(&self) -> bool {
+        self.last.elapsed() < FORGOTTEN
+    }
+}
+
 impl Pace {
     pub(crate) fn new() -> Self {
         Self(Arc::new(Mutex::new(Inner {
@@ -55,13 +61,14 @@ impl Pace {
     /// An acknowledgement came to that end.
     pub(super) fn acked(&self, failure: Option<&str>) {
         let mut inner = self.lock();
-        let now = Instant::now();
-        let first = match &inner.failing {
-            Some(failing) if failing.last.elapsed() < FORGOTTEN => failing.first,
-            _ => now,
+        let Some(why) = failure else {
+            inner.failing = None;
+            return;
         };
-        inner.failing = failure.map(|why| Failing {
-            first,
+        let now = Instant::now();
+        let recent = inner.failing.as_ref().filter(|failing| failing.is_recent());
+        inner.failing = Some(Failing {
+            first: recent.map_or(now, |failing| failing.first),
             last: now,
             why: why.to_owned(),
         });
@@ -70,9 +77,8 @@ impl Pace {
     /// For how long acknowledgements have failed, each of them, and why the last did.
     pub(crate) fn acks_fail(&self) -> Option<(Duration, String)> {
         let inner = self.lock();
-        let failing = inner.failing.as_ref()?;
-        let recent = failing.last.elapsed() < FORGOTTEN;
-        recent.then(|| (failing.last - failing.first, failing.why.clone()))
+        let failing = inner.failing.as_ref().filter(|failing| failing.is_recent())?;
+        Some((failing.last - failing.first, failing.why.clone()))
     }
 
     /// The time since the last step.

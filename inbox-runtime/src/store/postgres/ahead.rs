@@ -33,7 +33,7 @@ impl Ahead {
 }
 
 /// How many statements are done when the transaction is sealed, when it is committed, and when the next one has begun.
-const SEALED: usize = 4;
+const SEALED: usize = statements(RESET) + 1;
 const COMMITTED: usize = SEALED + 1;
 const BEGUN: usize = COMMITTED + 1;
 
@@ -171,6 +171,16 @@ impl Request<'_> {
 /// What stands before a seal on a session that is the worker's own: what the handler has left on it (settings, cursors, channels)
 /// is undone in its own transaction. The seal sets again what is not the handler's.
 pub(super) const RESET: &str = "RESET ALL; CLOSE ALL; UNLISTEN *; ";
+
+/// How many statements stand in a text, each of which ends with a semicolon.
+const fn statements(sql: &str) -> usize {
+    let (mut at, mut count) = (0, 0);
+    while at < sql.len() {
+        count += (sql.as_bytes()[at] == b';') as usize;
+        at += 1;
+    }
+    count
+}
 
 /// A text of a message's: as it is if nothing in it can mean anything to a parser, whatever the server's settings, else in digits.
 fn push_text(sql: &mut String, text: &str) {
