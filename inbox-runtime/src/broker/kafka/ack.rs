@@ -8,10 +8,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, Receiver};
 
 use super::{
-    group::{Group, Taken, Waiter},
+    group::{Group, State, Taken, Waiter},
     hand::Part,
     record::position,
 };
@@ -83,6 +83,21 @@ impl KafkaLease {
         true
     }
 
+    /// Hears when that offset of the partition, or a later one, was committed, which is done at once.
+    fn hear_committed(&self, state: &mut State, incarnation: u32, offset: i64) -> Receiver<Result<(), BrokerError>> {
+        let (tell, told) = oneshot::channel();
+        state.urgent = true;
+        state.waiters.push(Waiter {
+            part: self.part.clone(),
+            epoch: self.epoch,
+            incarnation,
+            offset,
+            tell,
+        });
+        self.group.work.notify_one();
+        told
+    }
+
     fn tell(&self) {
         self.group.lines[self.line].wake.notify_one();
         self.group.tell();
@@ -139,8 +154,7 @@ impl Lease for KafkaLease {
 
     /// Commits the offset, and returns when the broker has confirmed it.
     async fn ack_confirmed(&self) -> Result<(), BrokerError> {
-        let (tell, told) = oneshot::channel();
-        {
+        let told = {
             let mut state = self.group.lock();
             let ours = state
                 .current(&self.part, self.epoch)
@@ -159,16 +173,8 @@ impl Lease for KafkaLease {
                 return Ok(());
             }
             let incarnation = partition.progress.incarnation();
-            state.urgent = true;
-            state.waiters.push(Waiter {
-                part: self.part.clone(),
-                epoch: self.epoch,
-                incarnation,
-                offset: self.offset + 1,
-                tell,
-            });
-        }
-        self.group.work.notify_one();
+            self.hear_committed(&mut state, incarnation, self.offset + 1)
+        };
         let confirmed = told.await.unwrap_or_else(|_| Err(self.passed_on()));
         {
             let mut state = self.group.lock();
@@ -210,8 +216,7 @@ impl Lease for KafkaLease {
 
     /// Commits what was acknowledged of the partition.
     async fn confirm_earlier(&self) -> Result<(), BrokerError> {
-        let (tell, told) = oneshot::channel();
-        {
+        let told = {
             let mut state = self.group.lock();
             let partition = state.current(&self.part, self.epoch);
             let partition = partition.ok_or_else(|| self.passed_on())?;
@@ -219,16 +224,8 @@ impl Lease for KafkaLease {
                 return Ok(());
             };
             let incarnation = partition.progress.incarnation();
-            state.urgent = true;
-            state.waiters.push(Waiter {
-                part: self.part.clone(),
-                epoch: self.epoch,
-                incarnation,
-                offset,
-                tell,
-            });
-        }
-        self.group.work.notify_one();
+            self.hear_committed(&mut state, incarnation, offset)
+        };
         told.await.unwrap_or_else(|_| Err(self.passed_on()))
     }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rdkafka::{
-    Offset, TopicPartitionList,
+    Offset,
     consumer::{CommitMode, Consumer},
     error::{KafkaError, RDKafkaErrorCode},
 };
@@ -15,6 +15,7 @@ use rdkafka::{
 use super::{
     group::{Client, Group, State, offset_of},
     hand::Part,
+    offsets::list,
     partition::Partition,
     problems,
 };
@@ -115,7 +116,7 @@ fn wait<'a>(group: &Group, state: MutexGuard<'a, State>, time: Duration) -> Mute
 
 /// Commits, and tells for each offset what became of it: one that the broker refuses doesn't keep it from taking the others.
 fn commit(client: &Client, due: &[Due]) -> Vec<Outcome> {
-    let all = due.iter().map(|due| (&due.part, due.offset));
+    let all = due.iter().map(|due| (&due.part, Offset::Offset(due.offset)));
     let committed = list(all).and_then(|offsets| client.commit(&offsets, CommitMode::Sync));
     match committed {
         Err(error) if due.len() > 1 && concerns_a_part(&error) => {
@@ -127,14 +128,6 @@ fn commit(client: &Client, due: &[Due]) -> Vec<Outcome> {
         }
         result => due.iter().map(|_| result.clone()).collect(),
     }
-}
-
-fn list<'a>(offsets: impl Iterator<Item = (&'a Part, i64)>) -> Result<TopicPartitionList, KafkaError> {
-    let mut list = TopicPartitionList::new();
-    for (part, offset) in offsets {
-        list.add_partition_offset(&part.topic, part.number, Offset::Offset(offset))?;
-    }
-    Ok(list)
 }
 
 /// Whether the broker answers so for one topic or partition of several. librdkafka tells the last such error as that of all.
@@ -161,7 +154,7 @@ fn committed_now(client: &Client, due: &[Due]) -> BTreeMap<Part, i64> {
     }
     let mut there = BTreeMap::new();
     for due in topics.values() {
-        let asked = list(due.iter().map(|due| (&due.part, due.offset)));
+        let asked = list(due.iter().map(|due| (&due.part, Offset::Invalid)));
         let Ok(answer) = asked.and_then(|asked| client.committed_offsets(asked, ASK)) else {
             continue;
         };

@@ -32,7 +32,7 @@ type Topics = BTreeMap<String, Vec<(i32, bool)>>;
 /// Looks at all groups until there are none.
 pub(super) fn run(shared: &Weak<Shared>) {
     while let Some(groups) = shared.upgrade().map(|shared| shared.groups()) {
-        for group in groups.iter().filter_map(Weak::upgrade) {
+        for group in &groups {
             let client = {
                 let mut state = group.lock();
                 let now = Instant::now();
@@ -44,10 +44,10 @@ pub(super) fn run(shared: &Weak<Shared>) {
                 state.client.clone()
             };
             if let Some(client) = client {
-                look(&group, &client);
+                look(group, &client);
             }
         }
-        for group in groups.iter().filter_map(Weak::upgrade) {
+        for group in &groups {
             group.forget_lag(FRESH);
         }
         drop(groups);

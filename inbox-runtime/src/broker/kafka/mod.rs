@@ -119,8 +119,9 @@ struct Shared {
 
 impl Shared {
     /// The groups that there are.
-    fn groups(&self) -> Vec<Weak<Group>> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn groups(&self) -> Vec<Arc<Group>> {
+        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Makes the topics that are wanted, once.
@@ -277,8 +278,7 @@ impl Kafka {
     #[doc(hidden)]
     pub fn advance_clock(&self, by: Duration) {
         self.shared.clock.advance(by);
-        let groups = self.shared.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        for group in groups.iter().filter_map(Weak::upgrade) {
+        for group in self.shared.groups() {
             group.wake_all();
         }
     }
@@ -288,15 +288,8 @@ impl Kafka {
     #[doc(hidden)]
     pub async fn in_hand(&self, group: &str) -> usize {
         let id = format!("{}{group}", self.settings.prefix);
-        let groups = self
-            .shared
-            .groups
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let groups = groups.iter().filter_map(Weak::upgrade).filter(|group| group.id == id);
         let mut in_hand = 0;
-        for group in groups {
+        for group in self.shared.groups().into_iter().filter(|group| group.id == id) {
             group.rest().await;
             in_hand += group.in_hand();
         }

@@ -181,7 +181,7 @@ pub(super) fn committed(
     if parts.is_empty() {
         return Ok(BTreeMap::new());
     }
-    read(&client.committed_offsets(list(parts, Offset::Invalid)?, ask)?)
+    read(&client.committed_offsets(list(parts.iter().map(|part| (part, Offset::Invalid)))?, ask)?)
 }
 
 /// Offsets by time: of the first record at a time in milliseconds, of the oldest record ([`Offset::Beginning`]), or behind the
@@ -195,12 +195,13 @@ pub(super) fn find(
     if parts.is_empty() {
         return Ok(BTreeMap::new());
     }
-    read(&client.offsets_for_times(list(parts, time)?, ask)?)
+    read(&client.offsets_for_times(list(parts.iter().map(|part| (part, time)))?, ask)?)
 }
 
-fn list(parts: &[Part], offset: Offset) -> Result<TopicPartitionList, KafkaError> {
-    let mut list = TopicPartitionList::with_capacity(parts.len());
-    for part in parts {
+/// Partitions, each with an offset.
+pub(super) fn list<'a>(offsets: impl Iterator<Item = (&'a Part, Offset)>) -> Result<TopicPartitionList, KafkaError> {
+    let mut list = TopicPartitionList::with_capacity(offsets.size_hint().0);
+    for (part, offset) in offsets {
         list.add_partition_offset(&part.topic, part.number, offset)?;
     }
     Ok(list)

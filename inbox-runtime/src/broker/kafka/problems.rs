@@ -7,9 +7,7 @@ use super::errors;
 /// Records of a topic can't be fetched.
 pub(super) fn fetch(topic: &str, error: &KafkaError) -> String {
     match error.rdkafka_error_code() {
-        Some(Code::TopicAuthorizationFailed) => {
-            format!("the right READ on the topic `{topic}` is missing; grant it ({error})")
-        }
+        Some(Code::TopicAuthorizationFailed) => may_not_read("topic", topic, error),
         Some(Code::UnknownTopicOrPartition) => {
             format!(
                 "it is not there any more; make the topic `{topic}` again, with as many partitions as it had ({error})"
@@ -21,16 +19,16 @@ pub(super) fn fetch(topic: &str, error: &KafkaError) -> String {
 
 /// The offset of a partition of a topic can't be committed.
 pub(super) fn commit(topic: &str, group: &str, error: &KafkaError) -> String {
-    let what = "it can't be committed, so that a restart repeats what was done since";
-    match error.rdkafka_error_code() {
-        Some(Code::TopicAuthorizationFailed) => {
-            format!("{what}: the right READ on the topic `{topic}` is missing; grant it ({error})")
-        }
-        Some(Code::GroupAuthorizationFailed) => {
-            format!("{what}: the right READ on the group `{group}` is missing; grant it ({error})")
-        }
-        _ => format!("{what}: {}", errors::with_advice(error)),
-    }
+    let why = match error.rdkafka_error_code() {
+        Some(Code::TopicAuthorizationFailed) => may_not_read("topic", topic, error),
+        Some(Code::GroupAuthorizationFailed) => may_not_read("group", group, error),
+        _ => errors::with_advice(error),
+    };
+    format!("it can't be committed, so that a restart repeats what was done since: {why}")
+}
+
+fn may_not_read(what: &str, name: &str, error: &KafkaError) -> String {
+    format!("the right READ on the {what} `{name}` is missing; grant it ({error})")
 }
 
 /// Partitions of a topic have no leader.
