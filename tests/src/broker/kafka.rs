@@ -19,6 +19,7 @@ use rdkafka::{
     error::{KafkaError, KafkaResult, RDKafkaErrorCode},
     groups::GroupInfo,
     message::{Header, OwnedHeaders},
+    metadata::Metadata,
     producer::{FutureProducer, FutureRecord, Producer as _},
     util::Timeout,
 };
@@ -157,22 +158,20 @@ impl KafkaCluster {
 
     /// How many brokers have everything of each partition of a subject's topic; `None` when the server doesn't answer.
     pub async fn in_sync(&self, subject: &str) -> Option<usize> {
-        let topic = format!("{}{subject}", self.prefix);
-        let metadata = self
-            .look("nobody", move |eyes| eyes.fetch_metadata(Some(&topic), ASK))
-            .await
-            .ok()?;
+        let metadata = self.metadata(subject).await?;
         let partitions = metadata.topics().first()?.partitions();
         partitions.iter().map(|partition| partition.isr().len()).min()
     }
 
+    async fn metadata(&self, subject: &str) -> Option<Metadata> {
+        let topic = format!("{}{subject}", self.prefix);
+        let metadata = self.look("nobody", move |eyes| eyes.fetch_metadata(Some(&topic), ASK));
+        metadata.await.ok()
+    }
+
     /// The leader of each partition of a subject's topic, by its number as a node; `None` when the server doesn't answer.
     pub async fn leaders(&self, subject: &str) -> Option<Vec<i32>> {
-        let topic = format!("{}{subject}", self.prefix);
-        let metadata = self
-            .look("nobody", move |eyes| eyes.fetch_metadata(Some(&topic), ASK))
-            .await
-            .ok()?;
+        let metadata = self.metadata(subject).await?;
         let partitions = metadata.topics().first()?.partitions();
         let mut leaders: Vec<_> = partitions.iter().map(|one| (one.id(), one.leader())).collect();
         leaders.sort_unstable();
@@ -471,7 +470,7 @@ impl TestBroker for KafkaCluster {
     // A partition goes to another consumer when that one joins, or this one is gone.
     const LEASES: bool = false;
     // A member that was killed is missed after its session, and kills at shorter intervals are one long rebalance.
-    const KILLS: Duration = Duration::from_millis(1000);
+    const KILLS: Duration = Duration::from_millis(2500);
 
     async fn spread(&self, subject: &str) {
         let topic = format!("{}{subject}", self.prefix);

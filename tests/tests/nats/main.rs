@@ -63,6 +63,16 @@ fn through(world: &World, proxy: &Proxy) -> Nats {
     Nats::new(&format!("{before}:{}", proxy.port())).expect("a URL")
 }
 
+/// A world on a server of its own, whose stream is a work queue.
+async fn work_queue(server: &Server) -> World {
+    let world = world_on(server).await;
+    let account = world.broker.account();
+    account.api("STREAM.DELETE.TEST", serde_json::Value::Null).await;
+    let settings = serde_json::json!({ "retention": "workqueue" });
+    account.make_stream("TEST", &["order.>"], settings).await;
+    world
+}
+
 /// Publishes `m<from>` to `m<to>`.
 async fn publish(world: &World, from: usize, to: usize) {
     for number in from..=to {

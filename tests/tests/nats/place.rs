@@ -6,7 +6,7 @@ use inbox_runtime::{Broker, BrokerError, Source, StartPosition, Subscription};
 use inbox_tests::{TestBroker, TestDatabase, nothing_more};
 use serde_json::{Value, json};
 
-use super::{World, handlers, publish, refused, server, world, world_on};
+use super::{World, handlers, publish, refused, server, work_queue, world, world_on};
 
 async fn delete_durable(world: &World, group: &str) {
     let question = format!("CONSUMER.DELETE.TEST.{group}@order,created");
@@ -123,12 +123,7 @@ async fn a_group_can_begin_at_a_time_or_a_sequence() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_work_queue_begins_at_its_first_message_only() {
     let server = server().await;
-    let world = world_on(&server).await;
-    let account = world.broker.account();
-    account.api("STREAM.DELETE.TEST", Value::Null).await;
-    account
-        .make_stream("TEST", &["order.>"], json!({ "retention": "workqueue" }))
-        .await;
+    let world = work_queue(&server).await;
     for start in [StartPosition::Sequence(5), StartPosition::Time(1_000)] {
         let problem = sequences(&world, "billing", start).await.expect_err("refused");
         assert!(matches!(problem, BrokerError::Invalid(_)), "{problem}");

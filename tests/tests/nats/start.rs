@@ -9,7 +9,9 @@ use inbox_runtime::{Broker, BrokerError, Nats, Outcome, Source, Subscription};
 use inbox_tests::{TestBroker, next, nothing_more};
 use serde_json::{Value, json};
 
-use super::{build, durable, effects, handlers, publish, ready, refused, run, server, stop, world, world_on};
+use super::{
+    build, durable, effects, handlers, publish, ready, refused, run, server, stop, work_queue, world, world_on,
+};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -250,12 +252,7 @@ async fn f58_durations_come_back_as_they_were_set() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_work_queue_takes_one_group_and_says_why() {
     let server = server().await;
-    let world = world_on(&server).await;
-    let account = world.broker.account();
-    account.api("STREAM.DELETE.TEST", Value::Null).await;
-    account
-        .make_stream("TEST", &["order.>"], json!({ "retention": "workqueue" }))
-        .await;
+    let world = work_queue(&server).await;
     publish(&world, 1, 1).await;
     let mut billing = world.inbox(&["billing"]).await;
     assert_eq!(next(&mut billing).await, Outcome::Processed);
