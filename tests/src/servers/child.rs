@@ -56,6 +56,9 @@ fn spawn(command: Command) -> io::Result<Child> {
         .map_err(|_| io::Error::other("the keeper of the servers is gone"))?
 }
 
+/// How long a start or a stop may take on a machine that is busy with others.
+const LIMIT: Duration = Duration::from_mins(3);
+
 /// A running server. Dropped, it is killed.
 #[derive(Debug)]
 pub struct Server {
@@ -92,18 +95,18 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// When it isn't ready within a minute.
+    /// When it isn't ready within three minutes.
     pub fn wait_until(&mut self, ready: impl Fn(&Self) -> bool) -> Result<(), String> {
         let start = Instant::now();
         loop {
-            let over = self.is_over() || start.elapsed() > Duration::from_secs(60);
+            let over = self.is_over() || start.elapsed() > LIMIT;
             if ready(self) {
                 return Ok(());
             }
             if over {
                 return Err(format!("a server did not start: {}", self.log()));
             }
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(30));
         }
     }
 
@@ -130,12 +133,12 @@ impl Server {
         }
     }
 
-    /// Tells it to stop with that signal; kills it if it doesn't within twenty seconds.
+    /// Tells it to stop with that signal; kills it if it doesn't within three minutes.
     pub fn stop(&mut self, signal: Signal) {
         self.signal(signal);
         let start = Instant::now();
         while !self.is_over() {
-            if start.elapsed() > Duration::from_secs(20) {
+            if start.elapsed() > LIMIT {
                 self.kill();
                 return;
             }

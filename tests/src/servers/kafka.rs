@@ -1,11 +1,11 @@
 //! Apache Kafka as child processes that are broker and controller: one, or three together.
 
 use std::{
-    fs,
+    fs, io,
     net::TcpStream,
     path::{Path, PathBuf},
     process::Command,
-    sync::OnceLock,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use rustix::process::Signal;
@@ -15,6 +15,10 @@ use super::{child::data_folder, command, download::downloaded, free_port, run, s
 const VERSION: &str = "4.3.1";
 /// What it says when it takes connections.
 const READY: &str = "Kafka Server started";
+/// What it starts with, without what it doesn't need for a test: that saves seconds of processor time.
+const JAVA_OPTIONS: [&str; 4] = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"];
+/// Its classes as Java has them in memory, which saves half of the processor time of a start.
+const ARCHIVE: &str = "classes.jsa";
 /// Sixteen bytes in base64.
 const CLUSTER_ID: &str = "aW5ib3gtcnVudGltZS10cw";
 const CONFIG: &str = "server.properties";
@@ -24,7 +28,6 @@ const JAVA: &str = "default-jre-headless";
 /// A server of our own. Dropped, it is killed and its data removed.
 #[derive(Debug)]
 pub struct Kafka {
-    classes: PathBuf,
     service: Service,
     port: u16,
     /// What a secure one has besides.
@@ -125,9 +128,10 @@ impl Kafka {
                 let controllers = controllers.clone();
                 cluster.push(Self::formatted(Node { id, controllers })?);
             }
+            let _turn = turn();
             // None is ready before the others are there.
             std::thread::scope(|scope| {
-                let started: Vec<_> = cluster.iter().map(|node| scope.spawn(|| node.launch())).collect();
+                let started: Vec<_> = cluster.iter().map(|node| scope.spawn(|| node.boot())).collect();
                 started.into_iter().try_for_each(|node| node.join().expect("no panic"))
             })
         })?;
@@ -136,17 +140,23 @@ impl Kafka {
 
     /// One that has not been started, whose folder is prepared.
     fn formatted(node: Node) -> Result<Self, String> {
-        let classes = installed()?.join("*");
+        let formatted = prepared()?.join(node.id.to_string());
+        let kafka = Self::unformatted(node)?;
+        let data = kafka.service.folder().join("data");
+        copy_files(&formatted, &data).map_err(|error| format!("{}: {error}", data.display()))?;
+        Ok(kafka)
+    }
+
+    /// One whose folder has no data.
+    fn unformatted(node: Node) -> Result<Self, String> {
         let folder = data_folder("kafka", |_| {}).map_err(|error| format!("no folder for the data: {error}"))?;
         let mut kafka = Self {
-            classes,
             service: Service::new(folder),
             port: 0,
             secure: None,
             node: node.clone(),
         };
         kafka.configure(node)?;
-        kafka.format()?;
         Ok(kafka)
     }
 
@@ -165,9 +175,8 @@ impl Kafka {
     /// Prepares the folder of the data, which it refuses to start without.
     fn format(&self) -> Result<(), String> {
         let mut format = Command::new("java");
-        format.args(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]);
-        format.arg(&self.classes).arg("kafka.tools.StorageTool");
-        format.args(["format", "-t", CLUSTER_ID, "-c", CONFIG]);
+        format.args(JAVA_OPTIONS).arg(installed()?.join("*"));
+        format.args(["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", CONFIG]);
         run(format.current_dir(self.service.folder()), JAVA)
     }
 
@@ -229,10 +238,22 @@ share.coordinator.state.topic.min.isr=1
     }
 
     fn launch(&self) -> Result<(), String> {
+        let _turn = turn();
+        self.boot()
+    }
+
+    fn boot(&self) -> Result<(), String> {
+        let archive = prepared()?.join(ARCHIVE);
+        let archive = archive
+            .exists()
+            .then(|| format!("-XX:SharedArchiveFile={}", archive.display()));
+        self.start_java(archive)
+    }
+
+    fn start_java(&self, option: Option<String>) -> Result<(), String> {
         let mut java = command(Path::new("java"), false);
-        // The last two save a second at the start.
-        java.args(["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]);
-        java.arg(&self.classes).args(["kafka.Kafka", CONFIG]);
+        java.args(option).args(JAVA_OPTIONS).arg(installed()?.join("*"));
+        java.args(["kafka.Kafka", CONFIG]);
         self.service.start(java, |log| {
             log.contains(READY) && TcpStream::connect(("127.0.0.1", self.port)).is_ok()
         })
@@ -368,4 +389,41 @@ fn installed() -> Result<PathBuf, String> {
             "maven",
         )
     })
+}
+
+/// What every start needs, prepared once: a formatted folder for each node, and the archive of the classes. Without the
+/// archive a server starts all the same, and slower.
+fn prepared() -> Result<PathBuf, String> {
+    installed()?;
+    downloaded(&format!("kafka-{VERSION}-prepared"), |_, complete| {
+        let copied =
+            |from: &Path, to: &Path| copy_files(from, to).map_err(|error| format!("{}: {error}", to.display()));
+        for id in 1..=3 {
+            let controllers = (0..3).map(|_| free_port()).collect();
+            let node = Kafka::unformatted(Node { id, controllers })?;
+            node.format()?;
+            copied(&node.service.folder().join("data"), &complete.join(id.to_string()))?;
+        }
+        let node = Kafka::unformatted(Node::alone())?;
+        copied(&complete.join("1"), &node.service.folder().join("data"))?;
+        let archive = format!("-XX:ArchiveClassesAtExit={}", complete.join(ARCHIVE).display());
+        node.start_java(Some(archive))?;
+        node.stop();
+        Ok(())
+    })
+}
+
+fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for file in fs::read_dir(from)? {
+        let file = file?;
+        fs::copy(file.path(), to.join(file.file_name()))?;
+    }
+    Ok(())
+}
+
+/// Servers of one process start one after the other: several at once would take the processor from the tests for long.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
