@@ -4,7 +4,6 @@
 
 use std::{
     any::Any,
-    error::Error,
     fmt,
     ops::{Deref, DerefMut},
     panic::{AssertUnwindSafe, catch_unwind},
@@ -13,9 +12,6 @@ use std::{
 };
 
 use futures_util::FutureExt;
-
-/// How many errors of a chain are looked at, so that one that is its own source has an end.
-const MAX_CAUSES: usize = 64;
 
 /// Runs it. The error is the text of its panic.
 pub(crate) fn contain<T>(run: impl FnOnce() -> T) -> Result<T, String> {
@@ -32,27 +28,6 @@ pub(crate) fn dispose<T>(what: &str, value: T) {
 /// The text of a value, or what its `Display` panicked with.
 pub(crate) fn display(value: &(impl fmt::Display + ?Sized)) -> String {
     contain(|| value.to_string()).unwrap_or_else(|panic| format!("(its `Display` panicked: {panic})"))
-}
-
-/// The text of an error, or what its `Display` panicked with.
-pub(crate) fn error_text(error: &(dyn Error + 'static)) -> String {
-    contain(|| crate::error_text::text_of(error)).unwrap_or_else(|_| display(error))
-}
-
-/// An error and everything beneath it, outermost first. The last item is the panic of a `source()`, if one panics.
-pub(crate) fn chain<'a>(
-    error: &'a (dyn Error + 'static),
-) -> impl Iterator<Item = Result<&'a (dyn Error + 'static), String>> {
-    let next = |last: &Result<&'a (dyn Error + 'static), String>| {
-        let error = *last.as_ref().ok()?;
-        contain(|| error.source()).transpose()
-    };
-    std::iter::successors(Some(Ok(error)), next).take(MAX_CAUSES)
-}
-
-/// What stands in the place of the errors beneath one whose `source()` panicked.
-pub(crate) fn no_source(panic: &str) -> String {
-    format!("(its `source()` panicked: {panic})")
 }
 
 /// The text of a panic. The payload may be anything, with a destructor that panics too; what that panics with is leaked.
@@ -147,28 +122,6 @@ mod tests {
         }
     }
 
-    #[derive(Debug)]
-    struct Hostile {
-        source: Option<Box<Self>>,
-        endless: bool,
-    }
-
-    impl fmt::Display for Hostile {
-        fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-            panic!("in Display");
-        }
-    }
-
-    impl Error for Hostile {
-        fn source(&self) -> Option<&(dyn Error + 'static)> {
-            match &self.source {
-                Some(source) => Some(&**source),
-                None if self.endless => Some(self),
-                None => panic!("in source()"),
-            }
-        }
-    }
-
     #[test]
     fn g42_a_payload_that_panics_when_it_is_dropped_is_contained() {
         for depth in 0..4 {
@@ -178,32 +131,6 @@ mod tests {
         }
         assert_eq!(contain(|| panic!("{}", 1)), Err::<(), _>("1".to_owned()));
         assert_eq!(contain(|| 1), Ok(1));
-    }
-
-    #[test]
-    fn g42_every_error_of_a_chain_has_a_text() {
-        let inner = Hostile {
-            source: None,
-            endless: false,
-        };
-        let outer = Hostile {
-            source: Some(Box::new(inner)),
-            endless: false,
-        };
-        let texts: Vec<_> = chain(&outer)
-            .map(|error| error.map_or_else(|panic| no_source(&panic), display))
-            .collect();
-        let display = "(its `Display` panicked: in Display)";
-        assert_eq!(texts, [display, display, "(its `source()` panicked: in source())"]);
-    }
-
-    #[test]
-    fn g42_an_error_that_is_its_own_source_has_an_end() {
-        let error = Hostile {
-            source: None,
-            endless: true,
-        };
-        assert_eq!(chain(&error).count(), MAX_CAUSES);
     }
 
     #[tokio::test]

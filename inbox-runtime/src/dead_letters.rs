@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crate::{
+    inbox::erased::kinds,
     pipeline::replay::REQUESTED,
-    store::{DeadLetter, IntoStore, Records, Store, StoreError, StoreSettings, kind::kinds},
+    store::{DeadLetter, IntoStore, Records, Store, StoreError, StoreSettings},
 };
 
 /// The dead letters in the database of that pool.

@@ -1,11 +1,10 @@
 //! Why a program with an inbox could not start, or stopped.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use crate::{
     broker::BrokerError,
-    inbox::BlockedHandlers,
-    pipeline::text,
+    error_chain::text,
     store::{ConnectError, MigrateError, StoreError},
 };
 
@@ -91,3 +90,65 @@ impl fmt::Display for StartErrors {
 }
 
 impl std::error::Error for StartErrors {}
+
+/// The handlers that a stop has left behind, because they block their threads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockedHandlers(Vec<BlockedHandler>);
+
+/// A handler that blocks its thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BlockedHandler {
+    pub(crate) name: &'static str,
+    pub(crate) group: &'static str,
+    pub(crate) message_id: String,
+    pub(crate) running: Duration,
+}
+
+impl fmt::Display for BlockedHandlers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the inbox stopped without ")?;
+        for (index, handler) in self.0.iter().enumerate() {
+            let BlockedHandler {
+                name,
+                group,
+                message_id,
+                running,
+            } = handler;
+            let comma = if index == 0 { "" } else { ", " };
+            let seconds = running.as_secs_f64();
+            write!(
+                f,
+                "{comma}`{name}` of the group `{group}`, which has been at the message `{message_id}` for {seconds:.1} s"
+            )?;
+        }
+        f.write_str(
+            " and blocks its thread: nothing of it will be committed or acknowledged, and the message comes again; let \
+             handlers run what blocks in `tokio::task::spawn_blocking`; a runtime that is dropped waits for the thread, \
+             so end the process with `std::process::exit`",
+        )
+    }
+}
+
+impl BlockedHandlers {
+    pub(crate) const fn new(handlers: Vec<BlockedHandler>) -> Self {
+        Self(handlers)
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Names them in the log.
+    pub(crate) fn log(&self) {
+        for handler in &self.0 {
+            tracing::error!(
+                handler = handler.name,
+                group = handler.group,
+                message_id = handler.message_id,
+                "the handler has run for {:.1} s, blocks its thread beyond the shutdown timeout and is left behind: nothing of \
+                 it will be committed; let it run what blocks in `tokio::task::spawn_blocking`",
+                handler.running.as_secs_f64()
+            );
+        }
+    }
+}

@@ -26,7 +26,7 @@ use tokio::{net::TcpListener, task::JoinHandle};
 use crate::{
     config::Given,
     error::StartErrors,
-    inbox::{HandlerHealth, Health, HealthHandle},
+    health::{HandlerHealth, Health, HealthHandle},
 };
 
 /// The routes `/healthz` and `/readyz`, and with the feature `metrics` `/metrics`, which has something to show if the

@@ -3,7 +3,7 @@
 use crate::{
     delivery::{Delivery, Headers},
     extract::Rejection,
-    registry::IdSource,
+    handler::IdSource,
 };
 
 /// The longest id, in bytes.

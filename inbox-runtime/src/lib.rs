@@ -68,17 +68,16 @@
 //! show what goes on. `testing` has the test kit. Features are additive.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod bound;
+mod backoff;
 mod bounds;
 mod broker;
-mod check;
 mod claim;
 pub mod config;
 mod contain;
 mod dead_letters;
 mod delivery;
 mod error;
-mod error_text;
+mod error_chain;
 mod excerpt;
 mod extract;
 mod failpoint;
@@ -89,10 +88,13 @@ mod file;
     all(feature = "macros", feature = "sqlite", feature = "testing")
 ))]
 pub mod guide;
+mod handler;
+mod health;
 #[cfg(feature = "http")]
 pub mod http;
 mod identity;
 mod inbox;
+mod invocation;
 mod names;
 mod outcome;
 mod pipeline;
@@ -156,6 +158,7 @@ pub use bytes::Bytes;
 pub use inbox_macros::inbox_handler;
 pub use sqlx;
 
+pub use backoff::Backoff;
 #[cfg(feature = "embedded")]
 pub use broker::embedded::{self, Embedded};
 #[cfg(feature = "kafka")]
@@ -166,14 +169,15 @@ pub use broker::{Broker, BrokerError, Lease, Published, Source, SourceStatus, Su
 pub use claim::{claim, migrate};
 pub use dead_letters::{DeadLetterQuery, DeadLetters, dead_letters};
 pub use delivery::{Delivery, Headers, Message};
-pub use error::{Error, StartErrors};
+pub use error::{BlockedHandlers, Error, StartErrors};
 pub use extract::{
     DeliveryContext, Envelope, FromDelivery, Header, HeaderName, Json, Meta, MetaBuilder, Rejection, State, States,
     VersionedEnvelope,
 };
-pub use inbox::{BlockedHandlers, HandlerHealth, Health, HealthHandle, Inbox, InboxBuilder, InboxHandle};
+pub use handler::{AckStrategy, HandlerMeta, IdSource, StartPosition};
+pub use health::{HandlerHealth, Health, HealthHandle};
+pub use inbox::{Inbox, InboxBuilder, InboxHandle};
 pub use outcome::{Handled, HandlerError, IntoOutcome, Outcome};
-pub use registry::{AckStrategy, Backoff, HandlerMeta, IdSource, StartPosition};
 pub use store::{
     ClaimError, Claimed, ConnectError, DeadLetter, DeadLetterStatus, Fingerprint, InboxConnection, IntoStore, Migrate,
     MigrateError, Reason, StoreError, StoreSettings,
@@ -237,12 +241,14 @@ pub mod __private {
     pub use core::{concat, module_path, option::Option, result::Result};
     pub use std::boxed::Box;
 
+    pub use futures_util::future::BoxFuture;
     pub use inventory::submit;
 
     pub use crate::{
-        bound::{Bound, outcome, run},
         extract::{Arg, DeliveryContext, Rejection, arg},
-        registry::{AckStrategy, HandlerMeta, IdSource, Registration, StartPosition},
+        handler::{AckStrategy, HandlerMeta, IdSource, StartPosition},
+        invocation::{Bound, outcome, run},
+        registry::Registration,
         store::{StoreOf, detached::Detached},
     };
 
@@ -252,11 +258,9 @@ pub mod __private {
     #[cfg(feature = "sqlite")]
     pub use crate::store::sqlite::{SqliteSession, SqliteStore};
     pub use crate::{
-        bound::HandlerFuture,
-        registry::{ArgCheck, Decode},
-        store::{
-            AttemptKey, AttemptLimit, Attempts, BoxFuture, NewDeadLetter, Records, ReplayToken, Session, Store,
-            Stranded,
-        },
+        extract::ArgCheck,
+        invocation::HandlerFuture,
+        registry::Decode,
+        store::{AttemptKey, AttemptLimit, Attempts, NewDeadLetter, Records, ReplayToken, Session, Store, Stranded},
     };
 }

@@ -6,9 +6,9 @@ use crate::{
     config::Config,
     contain::{Contained, Owned, contain},
     delivery::{Delivery, Message},
-    registry::StartPosition,
-    store::BoxFuture,
+    handler::StartPosition,
 };
+use futures_util::future::BoxFuture;
 
 #[cfg(feature = "embedded")]
 pub mod embedded;

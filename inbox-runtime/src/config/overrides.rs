@@ -9,10 +9,7 @@ use super::{
     nearest,
     settings::OF_HANDLERS,
 };
-use crate::{
-    bounds,
-    registry::{Backoff, HandlerMeta},
-};
+use crate::{backoff::Backoff, bounds, handler::HandlerMeta};
 
 /// What the file says of the handlers of one name, one group, or one group and subject.
 #[derive(Clone, Debug, Default)]

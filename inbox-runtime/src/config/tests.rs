@@ -1,7 +1,7 @@
 //! What is read from the environment and the file, and what is said of what can't be.
 
 use super::*;
-use crate::registry::{Backoff, HandlerMeta};
+use crate::{backoff::Backoff, handler::HandlerMeta};
 
 static BILLING: HandlerMeta = HandlerMeta::new("app::orders::create_invoice", "billing", "order.created");
 static REFUND: HandlerMeta = HandlerMeta::new("app::orders::refund", "billing", "order.refunded");

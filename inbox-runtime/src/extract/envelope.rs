@@ -150,7 +150,7 @@ mod tests {
     fn refusal<E: FromDelivery>(payload: Option<&'static [u8]>) -> String {
         match extract::<E>(payload) {
             Ok(_) => panic!("it was taken"),
-            Err(rejection) => crate::pipeline::text(&rejection),
+            Err(rejection) => crate::error_chain::text(&rejection),
         }
     }
 

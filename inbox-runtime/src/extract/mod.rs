@@ -310,13 +310,16 @@ impl<T: FromDelivery> FromDelivery for Result<T, Rejection> {
     }
 }
 
+/// A check of one argument at the start of the program; the error says what is missing.
+pub type ArgCheck = fn(&States) -> Result<(), String>;
+
 /// The two functions of an argument's type, without its bound.
 #[derive(Debug)]
 pub struct Arg<T> {
     /// Makes the argument.
     pub decode: fn(&DeliveryContext<'_>) -> Result<T, Rejection>,
     /// Checks at the start that it can be made.
-    pub check: crate::registry::ArgCheck,
+    pub check: ArgCheck,
 }
 
 /// Carries the bound on an argument's type, so that a wrong one is reported at the type and once.

@@ -2,14 +2,16 @@
 
 use std::{any::TypeId, fmt, future::Future, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
-use super::{HealthHandle, Inbox, InboxHandle, health::Life, start::Starting};
+use super::{Inbox, InboxHandle, start::Starting};
 use crate::{
     broker::{Broker, DynBroker},
     contain::Contained,
     error::Error,
     extract::States,
-    registry::HandlerMeta,
-    store::{IntoStore, Migrate, Records, Store, StoreSettings, kind::AnyStore},
+    handler::HandlerMeta,
+    health::{HealthHandle, Life},
+    inbox::erased::AnyStore,
+    store::{IntoStore, Migrate, Records, Store, StoreSettings},
     tally::Report,
 };
 

@@ -4,15 +4,14 @@ use std::{any::TypeId, sync::Arc};
 
 use super::{InboxBuilder, plan::Planned};
 use crate::{
-    check,
     config::{Config, Given, Secret},
-    pipeline::text,
-    registry::HandlerMeta,
-    store::{
-        Records, StoreSettings,
-        detached::Detached,
-        kind::{AnyStore, Kind},
+    error_chain::text,
+    handler::HandlerMeta,
+    inbox::{
+        erased::{AnyStore, Kind},
+        startup_checks,
     },
+    store::{Records, StoreSettings, detached::Detached},
 };
 
 /// A database that the program uses.
@@ -49,7 +48,11 @@ pub(super) fn databases(
         };
         if let Some(connections) = kind.max_connections(&database.store) {
             let ours = handlers.iter().filter(|one| one.entry.store() == kind.store());
-            problems.extend(check::connections(kind.name(), connections, ours.map(|one| &*one.meta)));
+            problems.extend(startup_checks::connections(
+                kind.name(),
+                connections,
+                ours.map(|one| &*one.meta),
+            ));
         }
         databases.push(database);
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tokio::task::JoinHandle;
 
-use super::{Health, HealthHandle};
 use crate::{
     error::Error,
+    health::{Health, HealthHandle},
     pipeline::worker::Stop,
     tally::{Report, Tally},
 };

@@ -7,31 +7,31 @@ use tokio::{task::JoinSet, time::Instant};
 
 mod builder;
 mod databases;
+pub(crate) mod erased;
 mod handle;
-mod health;
 mod left_behind;
 mod nudge;
 mod plan;
 mod start;
+mod startup_checks;
 
 pub use builder::InboxBuilder;
 pub use handle::InboxHandle;
-pub use health::{HandlerHealth, Health, HealthHandle};
-pub use left_behind::BlockedHandlers;
 
 use crate::{
     broker::{DynSource, SourceStatus},
     error::Error,
+    error_chain::text,
+    handler::HandlerMeta,
+    health::{HealthHandle, Life},
     outcome::Outcome,
     pipeline::{
-        Job, text,
+        Job,
         worker::{Runner, Stop},
     },
-    registry::HandlerMeta,
     tally::{Report, Tally},
     telemetry,
 };
-use health::Life;
 use left_behind::Handlers;
 use nudge::Nudge;
 

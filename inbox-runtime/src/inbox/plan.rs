@@ -12,15 +12,15 @@ use super::{
 use crate::config::Given;
 use crate::{
     broker::{self, DynBroker, Subscription},
-    check,
     config::{self, Config},
     error::StartErrors,
     file::resolve,
-    registry::HandlerMeta,
-    store::{
-        Migrate, Records, StoreSettings,
-        kind::{Entry, Kind, kinds},
+    handler::HandlerMeta,
+    inbox::{
+        erased::{Entry, Kind, kinds},
+        startup_checks,
     },
+    store::{Migrate, Records, StoreSettings},
 };
 
 /// A handler that is to run.
@@ -54,14 +54,14 @@ pub(super) fn plan(builder: &mut InboxBuilder) -> Result<Plan, StartErrors> {
     let kinds = kinds();
     let handlers = handlers(builder, &config, &kinds, &mut problems);
     let selected: Vec<_> = handlers.iter().map(|one| &*one.meta).collect();
-    check::ack_wait(builder.ack_wait, &mut problems);
-    check::expected(&builder.expected, &selected, &mut problems);
-    check::overlaps(&selected, &mut problems);
+    startup_checks::ack_wait(builder.ack_wait, &mut problems);
+    startup_checks::expected(&builder.expected, &selected, &mut problems);
+    startup_checks::overlaps(&selected, &mut problems);
     for one in &handlers {
         let transactional = kinds
             .iter()
             .any(|kind| kind.store() == one.entry.store() && kind.transactional());
-        check::one(
+        startup_checks::one(
             &*one.entry,
             &one.meta,
             &one.subject,
@@ -170,7 +170,7 @@ fn handlers(
     entries.sort_by_key(|entry| (entry.meta().group, entry.meta().subject, entry.meta().name));
     let all: Vec<&'static HandlerMeta> = entries.iter().map(|entry| entry.meta()).collect();
     let groups = builder.groups.take().or_else(|| config.groups.clone());
-    check::groups(groups.as_deref().unwrap_or_default(), &all, problems);
+    startup_checks::groups(groups.as_deref().unwrap_or_default(), &all, problems);
     config.overrides.check(&all, problems);
     let prefix = prefix(builder, config, problems);
 
@@ -188,7 +188,7 @@ fn handlers(
             groups.as_ref().is_none_or(group) && builder.select.iter().all(|select| select(&one.meta))
         })
         .collect();
-    check::found(all.len(), selected.len(), problems);
+    startup_checks::found(all.len(), selected.len(), problems);
     selected
 }
 

@@ -8,15 +8,18 @@ use super::{
     Inbox, InboxBuilder, Line,
     builder::Signal,
     databases::Database,
-    health::{HealthHandle, Life, Watched},
     plan::{Plan, Planned, plan, subscriptions},
 };
 use crate::{
+    backoff::Backoff,
     broker::DynSource,
     error::Error,
-    pipeline::{Alone, StrandedReplays, text, worker::Stop},
-    registry::{Backoff, StartPosition},
-    store::{ConnectError, Migrate, MigrateError, StoreError, detached::Detached, kind::Shared},
+    error_chain::text,
+    handler::StartPosition,
+    health::{HealthHandle, Life, Watched},
+    inbox::erased::Shared,
+    pipeline::{Alone, StrandedReplays, worker::Stop},
+    store::{ConnectError, Migrate, MigrateError, StoreError, detached::Detached},
     tally::Tally,
 };
 

@@ -2,7 +2,10 @@
 
 use std::{any::Any, error::Error, fmt, sync::Arc, time::Duration};
 
-use crate::contain::{self, contain};
+use crate::{
+    contain::{self, contain},
+    error_chain,
+};
 
 use crate::excerpt::excerpt;
 
@@ -128,14 +131,14 @@ impl HandlerError {
     /// Reads what there is to know of an error, each method of which may panic.
     fn read(error: &(dyn Error + 'static)) -> Self {
         let mut fault = None;
-        let mut texts = contain::chain(error).map(|error| match error {
+        let mut texts = error_chain::chain(error).map(|error| match error {
             Ok(error) => {
                 fault = fault
                     .take()
                     .or_else(|| contain(|| DatabaseFault::of(error)).ok().flatten());
-                contain::error_text(error)
+                error_chain::error_text(error)
             }
-            Err(panic) => contain::no_source(&panic),
+            Err(panic) => error_chain::no_source(&panic),
         });
         let text = texts.next().unwrap_or_default();
         let chain = texts.collect();

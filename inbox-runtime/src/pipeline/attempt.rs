@@ -1,10 +1,11 @@
 //! One transaction: begin, claim, handle, seal, commit.
 
-use super::{Case, Next, text};
+use super::{Case, Next};
 use crate::{
-    bound::Bound,
     contain::Contained,
+    error_chain::text,
     failpoint::failpoint,
+    invocation::Bound,
     outcome::{Handled, HandlerError, Verdict},
     store::{
         AbandonError, Claim, Claimed, FaultClass, Fingerprint, FinishError, Following, Session, Store, StoreError,

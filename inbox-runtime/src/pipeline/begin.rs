@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Alone, AtWork, Case, Done, Settle, text};
+use super::{Alone, AtWork, Case, Done, Settle};
 use crate::{
+    error_chain::text,
     failpoint::failpoint,
+    handler::AckStrategy,
     outcome::Outcome,
-    registry::AckStrategy,
     store::{AttemptLimit, Attempts, Session, Store},
 };
 

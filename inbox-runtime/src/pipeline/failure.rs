@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use super::{Attempt, Case, Done, Job, Pipeline, Refusal, Settle, Strikes, strikes::Strikeout, text, trouble};
+use super::{Attempt, Case, Done, Job, Pipeline, Refusal, Settle, Strikes, strikes::Strikeout, trouble};
 use crate::{
+    error_chain::text,
     excerpt::excerpt,
     failpoint::tell_test,
+    handler::AckStrategy,
     outcome::{HandlerError, Outcome, Verdict},
-    registry::AckStrategy,
     store::{AttemptKey, Fingerprint, NewDeadLetter, Reason, Store, StoreError},
 };
 
@@ -143,7 +144,7 @@ impl<S: Store> Case<'_, S> {
             Verdict::RetryAfter(delay) => delay,
             _ => self.meta().backoff.delay(attempts),
         };
-        tell_test!(crate::testing::Told::Trouble(&report));
+        tell_test!(crate::failpoint::Told::Trouble(&report));
         tracing::warn!(
             attempts,
             delay_ms = millis(delay),
@@ -158,7 +159,7 @@ impl<S: Store> Case<'_, S> {
 
     /// The handler failed, or could not run, on a message that was acknowledged before.
     fn lost(&self, why: &str) -> Done {
-        tell_test!(crate::testing::Told::Trouble(why));
+        tell_test!(crate::failpoint::Told::Trouble(why));
         tracing::error!(
             error = why,
             "the message was not handled; under at_most_once it is lost"
@@ -253,7 +254,7 @@ impl<S: Store> Case<'_, S> {
                 settle: Settle::Acked,
             };
         }
-        tell_test!(crate::testing::Told::Trouble(&letter.error));
+        tell_test!(crate::failpoint::Told::Trouble(&letter.error));
         self.pipeline.strikes.forget(&self.key);
         self.pipeline.instruments.dead_letter(reason);
         tracing::error!(
@@ -284,7 +285,7 @@ impl<S: Store> Case<'_, S> {
         self.pipeline.take_back_attempt(self.job).await;
         let deliveries = self.job.delivery.delivery_count.unwrap_or(1);
         let delay = self.meta().backoff.delay(u32::try_from(deliveries).unwrap_or(u32::MAX));
-        tell_test!(crate::testing::Told::Trouble(why));
+        tell_test!(crate::failpoint::Told::Trouble(why));
         tracing::info!(
             delay_ms = millis(delay),
             error = why,
@@ -362,7 +363,7 @@ impl<S: Store> Case<'_, S> {
     async fn put_off(&mut self, why: &str, aside: bool) -> Done {
         tracing::debug!(error = why, aside, "the message is put off; nothing is counted");
         self.pipeline.take_back_attempt(self.job).await;
-        tell_test!(crate::testing::Told::Trouble(why));
+        tell_test!(crate::failpoint::Told::Trouble(why));
         let settle = if aside {
             let strikes = self.pipeline.strikes.count(&self.key).max(1);
             Settle::Aside(self.meta().backoff.delay(strikes))

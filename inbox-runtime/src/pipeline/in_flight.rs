@@ -15,8 +15,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::text;
-use crate::{broker::DynLease, telemetry::Instruments};
+use crate::{broker::DynLease, error_chain::text, telemetry::Instruments};
 
 /// How long a lease is kept beyond the handler's timeout: for what comes after the handler.
 const GRACE: Duration = Duration::from_secs(30);

@@ -24,19 +24,20 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
 use crate::{
-    bound::Bound,
     broker::{BrokerError, DynLease},
-    contain::{self, contain},
+    contain::contain,
     delivery::Delivery,
-    excerpt::excerpt,
+    error_chain::text,
     extract::{DeliveryContext, Meta, States},
     failpoint::{failpoint, tell_test},
+    handler::{AckStrategy, HandlerMeta},
     identity,
+    invocation::Bound,
     outcome::{HandlerError, Outcome},
-    registry::{AckStrategy, Decode, HandlerMeta},
+    registry::Decode,
     store::{AttemptKey, Claim, Fingerprint, Following, Records, ReplayToken, Session, Store, StoreError},
     tally::Tally,
-    telemetry::{self, Instruments, Timer},
+    telemetry::{self, Instruments, OpenTransactions, Timer},
 };
 
 mod alone;
@@ -45,7 +46,6 @@ mod begin;
 mod failure;
 mod in_flight;
 mod next;
-mod open;
 mod owed;
 mod pace;
 mod queue;
@@ -63,7 +63,6 @@ pub(crate) use alone::Alone;
 use alone::AtWork;
 use attempt::Attempt;
 pub(crate) use in_flight::InFlight;
-pub(crate) use open::Open;
 pub(crate) use owed::Owed;
 pub(crate) use pace::Pace;
 use refusal::Refusal;
@@ -85,7 +84,7 @@ pub(crate) struct Pipeline<S: Store> {
     pub(crate) tally: Arc<Tally>,
     pub(crate) trouble: Trouble,
     pub(crate) in_flight: InFlight,
-    pub(crate) open: Open,
+    pub(crate) open: OpenTransactions,
     pub(crate) pace: Pace,
     pub(crate) owed: Owed,
     pub(crate) strikes: Strikes,
@@ -102,7 +101,7 @@ pub(crate) struct Pipeline<S: Store> {
 pub(crate) struct Vitals {
     pub(crate) trouble: Trouble,
     pub(crate) in_flight: InFlight,
-    pub(crate) open: Open,
+    pub(crate) open: OpenTransactions,
     pub(crate) pace: Pace,
     pub(crate) stranded: StrandedReplays,
 }
@@ -325,7 +324,7 @@ impl<S: Store> Pipeline<S> {
     /// Says once that copies which the producer makes can't be told from new messages.
     fn warn_positional(&self, positional: bool) {
         static WARNED: AtomicBool = AtomicBool::new(false);
-        if positional && self.meta.id == crate::registry::IdSource::Auto && !WARNED.swap(true, Ordering::Relaxed) {
+        if positional && self.meta.id == crate::handler::IdSource::Auto && !WARNED.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 group = self.meta.group,
                 subject = self.meta.subject,
@@ -350,7 +349,7 @@ impl<S: Store> Pipeline<S> {
         }
         self.pace.step();
         self.count(outcome);
-        tell_test!(crate::testing::Told::settled(&self.meta, &job.delivery, outcome));
+        tell_test!(crate::failpoint::Told::settled(&self.meta, &job.delivery, outcome));
         outcome
     }
 
@@ -537,19 +536,4 @@ impl<S: Store> Case<'_, S> {
         live.probe().await?;
         Ok(live)
     }
-}
-
-/// An error with everything beneath it, in one line of at most 8 KiB.
-pub(crate) fn text(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut line = String::new();
-    for error in contain::chain(error) {
-        let text = error.map_or_else(|panic| contain::no_source(&panic), contain::error_text);
-        if line.is_empty() {
-            line = text;
-        } else if !line.ends_with(&text) {
-            line.push_str(": ");
-            line.push_str(&text);
-        }
-    }
-    excerpt(line)
 }

@@ -1,7 +1,6 @@
 //! A rejection as plain text.
 
-use super::text;
-use crate::{contain, extract::Rejection};
+use crate::{contain, error_chain::text, extract::Rejection};
 
 /// Why a message can't be handed to its handler. It has nothing of the application's any more, whose errors may panic
 /// wherever they are asked or dropped.

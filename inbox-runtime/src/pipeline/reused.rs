@@ -2,8 +2,8 @@
 
 use super::Case;
 use crate::{
+    handler::IdSource,
     identity,
-    registry::IdSource,
     store::{Fingerprint, Store},
 };
 

@@ -8,7 +8,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::store::{Records, Stranded};
+use crate::{
+    error_chain::text,
+    store::{Records, Stranded},
+};
 
 /// How long a dead letter may wait for a replay before somebody must be told. A running program takes one within five seconds.
 const WAIT: Duration = Duration::from_secs(30);
@@ -53,7 +56,7 @@ impl StrandedReplays {
         let stranded = match records.stranded(WAIT).await {
             Ok(stranded) => stranded,
             Err(error) => {
-                tracing::debug!(error = %super::text(&error), "it can't be seen now whether dead letters wait for a replay");
+                tracing::debug!(error = %text(&error), "it can't be seen now whether dead letters wait for a replay");
                 return;
             }
         };
@@ -69,7 +72,7 @@ impl StrandedReplays {
                 !found.stranded.iter().any(same)
             };
             for one in stranded.iter().filter(is_news) {
-                tracing::warn!("{}", text(one));
+                tracing::warn!("{}", sentence(one));
             }
             found.stranded = stranded;
         }
@@ -79,7 +82,7 @@ impl StrandedReplays {
     pub(crate) fn texts(&self) -> Vec<String> {
         let known = self.lock();
         let all = known.found.values().flat_map(|found| &found.stranded);
-        let texts: BTreeSet<_> = all.map(text).collect();
+        let texts: BTreeSet<_> = all.map(sentence).collect();
         texts.into_iter().collect()
     }
 
@@ -88,7 +91,7 @@ impl StrandedReplays {
     }
 }
 
-fn text(stranded: &Stranded) -> String {
+fn sentence(stranded: &Stranded) -> String {
     let Stranded {
         group,
         handler,

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use crate::{excerpt::excerpt, registry::Backoff};
+use crate::{backoff::Backoff, excerpt::excerpt};
 
 /// The wait between two tries while the database or the broker can't be used.
 pub(super) const BACKOFF: Backoff = Backoff {

@@ -11,15 +11,17 @@ use super::{
     queue::{Queue, Queued},
     replay,
     settling::Settling,
-    text, trouble,
+    trouble,
 };
 use crate::{
     broker::{BrokerError, DynSource},
     error::Error,
+    error_chain::text,
+    handler::AckStrategy,
     outcome::Outcome,
-    registry::AckStrategy,
-    store::{BoxFuture, Session, Store, StoreError},
+    store::{Session, Store, StoreError},
 };
+use futures_util::future::BoxFuture;
 
 /// How long one pull waits for a message.
 const PULL_WAIT: Duration = Duration::from_secs(5);

@@ -6,15 +6,13 @@ use super::{
     AbandonError, Claim, ClaimError, Claimed, ConnectError, FaultClass, FinishError, Following, Records, Session,
     Store, StoreError, StoreSettings,
 };
-use crate::{outcome::DatabaseFault, registry::Registration};
+use crate::outcome::DatabaseFault;
 
 /// The store of handlers without a transaction. Their attempts and dead letters go to the tables of another store.
 #[derive(Clone, Debug)]
 pub struct Detached {
     records: Arc<dyn Records>,
 }
-
-inventory::collect!(Registration<Detached>);
 
 impl Detached {
     pub(crate) fn new(records: Arc<dyn Records>) -> Self {
@@ -31,10 +29,6 @@ impl Store for Detached {
     const SCHEMES: &'static [&'static str] = &[];
     const EXAMPLE_URL: &'static str = "sqlite://app.db";
     const TRANSACTIONAL: bool = false;
-
-    fn registrations() -> Vec<&'static Registration<Self>> {
-        inventory::iter::<Registration<Self>>.into_iter().collect()
-    }
 
     fn at(_url: &str, _settings: StoreSettings) -> Result<Self, ConnectError> {
         Err(ConnectError::Url(

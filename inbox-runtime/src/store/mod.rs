@@ -1,11 +1,12 @@
 //! The database side: the trait of a store, its sessions, and the tables beside the inbox.
 
-use std::{error::Error as StdError, fmt, future::Future, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
+use std::{error::Error as StdError, fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
 
-use crate::{outcome::DatabaseFault, registry::Registration};
+use futures_util::future::BoxFuture;
+
+use crate::outcome::DatabaseFault;
 
 pub(crate) mod detached;
-pub(crate) mod kind;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod migrate;
 #[cfg(feature = "postgres")]
@@ -25,9 +26,6 @@ mod transaction;
 pub use records::{
     AttemptKey, AttemptLimit, Attempts, DeadLetter, DeadLetterStatus, NewDeadLetter, Reason, ReplayToken, Stranded,
 };
-
-/// A boxed future, for the traits that are used behind `dyn`.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A connection that a handler can take as `&mut C`: it tells which store the handler belongs to.
 #[diagnostic::on_unimplemented(
@@ -61,9 +59,6 @@ pub trait Store: Clone + Send + Sync + Sized + 'static {
     const EXAMPLE_URL: &'static str;
     /// Whether its handlers have a transaction that carries their effects.
     const TRANSACTIONAL: bool;
-
-    /// The handlers that were registered for it, in no particular order.
-    fn registrations() -> Vec<&'static Registration<Self>>;
 
     /// The store of the database of that URL. Connects when it is first used, and so must be called on a runtime of tokio.
     fn at(url: &str, settings: StoreSettings) -> Result<Self, ConnectError>;

@@ -71,12 +71,13 @@ macro_rules! records {
         time: [$time:literal, $time_end:literal],
         millis: [$millis:literal, $millis_end:literal],
     ) => {
+        use futures_util::future::BoxFuture;
         use sqlx::Row;
 
         use crate::{
             failpoint::failpoint,
             store::{
-                AttemptKey, AttemptLimit, Attempts, BoxFuture, ConnectError, DeadLetter, DeadLetterStatus, Fingerprint, Migrate,
+                AttemptKey, AttemptLimit, Attempts, ConnectError, DeadLetter, DeadLetterStatus, Fingerprint, Migrate,
                 MigrateError, NewDeadLetter, Records, ReplayToken, Stranded, StoreError,
                 tables::{attempts, read_headers, reason, write_headers},
                 texts::{StoredKey, from_millis, millis, to_millis},

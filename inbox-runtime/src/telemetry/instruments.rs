@@ -11,7 +11,7 @@ use super::{
     ACK_FAILURES, ATTEMPTS, DEAD_LETTERS, DELIVERIES, HANDLING, IN_FLIGHT, LAG, METRICS, Metric, MetricKind,
     OLDEST_TRANSACTION, PAYLOAD_MISMATCHES, PUBLISH_TO_COMMIT,
 };
-use crate::{broker::SourceStatus, outcome::Outcome, pipeline::Open, registry::HandlerMeta, store::Reason};
+use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::Reason, telemetry::OpenTransactions};
 
 /// How often the gauges are set that nothing sets by itself.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -106,7 +106,7 @@ impl Instruments {
     }
 
     /// Sets what nothing sets by itself, each second. Never returns.
-    pub(crate) async fn sample(&self, open: &Open, status: SourceStatus) {
+    pub(crate) async fn sample(&self, open: &OpenTransactions, status: SourceStatus) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {

@@ -2,16 +2,18 @@
 
 use tracing::Span;
 
-use crate::{delivery::Delivery, registry::HandlerMeta};
+use crate::{delivery::Delivery, handler::HandlerMeta};
 
 #[cfg_attr(not(feature = "metrics"), path = "off.rs")]
 mod instruments;
+mod open_transactions;
 #[cfg(feature = "otel")]
 mod otel;
 #[cfg(all(feature = "metrics", feature = "http"))]
 pub(crate) mod prometheus;
 
 pub(crate) use instruments::{Instruments, Timer};
+pub(crate) use open_transactions::OpenTransactions;
 
 /// The span around the handling of one message, from its decoding to its acknowledgement. It has the level INFO.
 pub const SPAN: &str = "inbox.handle";

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use crate::{broker::SourceStatus, outcome::Outcome, pipeline::Open, registry::HandlerMeta, store::Reason};
+use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::Reason, telemetry::OpenTransactions};
 
 /// No metrics.
 #[derive(Clone)]
@@ -41,7 +41,7 @@ impl Instruments {
     pub(crate) fn released(&self) {}
 
     /// Never returns.
-    pub(crate) async fn sample(&self, _open: &Open, _status: SourceStatus) {
+    pub(crate) async fn sample(&self, _open: &OpenTransactions, _status: SourceStatus) {
         std::future::pending::<()>().await;
     }
 }

@@ -1,6 +1,7 @@
 //! The databases of users' tests: what a harness asks them, and one in a temporary file.
 
-use crate::store::{BoxFuture, IntoStore};
+use crate::store::IntoStore;
+use futures_util::future::BoxFuture;
 
 /// A pool that a [`Harness`](super::Harness) can work on: of a database that is built in.
 pub trait TestPool: IntoStore + Clone + Send + Sync + sealed::Sealed + 'static {

@@ -2,17 +2,14 @@
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
-use super::{
-    Caller, Point, TestPool,
-    look::list,
-    point::{Settled, Watch},
-};
+use super::{Caller, TestPool, look::list};
 use crate::{
     broker::{
         Published,
         embedded::{Embedded, Stage},
     },
     delivery::Message,
+    failpoint::{Point, Settled, Watch},
     inbox::{Inbox, InboxBuilder},
     outcome::Outcome,
     tally::Report,

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use super::{Caller, Harness, TestPool, point::message_id};
+use super::{Caller, Harness, TestPool};
 use crate::{
     broker::embedded::{Stage, Traced},
-    registry::HandlerMeta,
+    failpoint::message_id,
+    handler::HandlerMeta,
 };
 
 impl<P: TestPool> Harness<P> {

@@ -42,14 +42,13 @@ use std::{fmt, panic::Location};
 mod database;
 mod harness;
 mod look;
-mod point;
 
 #[cfg(feature = "sqlite")]
 pub use database::TempSqlite;
 pub use database::TestPool;
 pub use harness::Harness;
-pub use point::{Point, point};
-pub(crate) use point::{Told, reach_named, tell};
+
+pub use crate::failpoint::{Point, point};
 
 /// The line of the test that asked for something, which is what a failure must name.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
 use super::{Shared, link::Held};
-use crate::{broker::BrokerError, pipeline::text};
+use crate::{broker::BrokerError, error_chain::text};
 
 /// Acknowledgements that wait to be written.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use sqlx::{Connection, SqliteConnection};
 use super::{Shared, clock, config::MAX_ACK_WAIT};
 use crate::{
     broker::{BrokerError, Subscription},
-    registry::StartPosition,
+    handler::StartPosition,
 };
 
 /// A durable that was found or made.

@@ -17,7 +17,7 @@ use super::{
     config::{ABSENT, POLL, Place, SCAN, WATCH},
     sweep,
 };
-use crate::{broker::BrokerError, pipeline::text};
+use crate::{broker::BrokerError, error_chain::text};
 
 /// The tasks, each until the broker is dropped.
 #[derive(Debug, Default)]

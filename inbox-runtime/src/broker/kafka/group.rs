@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     broker::{BrokerError, SourceStatus, Subscription},
-    registry::StartPosition,
+    handler::StartPosition,
 };
 
 /// The consumer of a group.

@@ -15,7 +15,7 @@ use super::{
     hand::Part,
     offsets, problems, topics,
 };
-use crate::registry::StartPosition;
+use crate::handler::StartPosition;
 
 /// The time between two looks at a group.
 const PERIOD: Duration = Duration::from_secs(5);

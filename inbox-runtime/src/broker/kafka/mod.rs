@@ -31,8 +31,8 @@ use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
     config::{Given, Secret},
     delivery::Message,
+    handler::StartPosition,
     names,
-    registry::StartPosition,
 };
 
 mod ack;

@@ -18,7 +18,7 @@ use super::{
     group::{Group, Line},
     hand::Part,
 };
-use crate::registry::StartPosition;
+use crate::handler::StartPosition;
 
 /// How long one question to the brokers may take.
 const ASK: Duration = Duration::from_secs(5);

@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use rdkafka::client::OAuthToken;
 use tokio::runtime::Handle;
 
-use crate::contain;
+use crate::error_chain::text;
 
 /// How long making a token may take. The thread that waits for it has the group's other callbacks to serve.
 const MAKE: Duration = Duration::from_secs(10);
@@ -109,7 +109,7 @@ impl TokenMaker {
         let token = match wait.recv_timeout(MAKE) {
             Ok(Ok(token)) => token,
             // A null character can't be passed on.
-            Ok(Err(error)) => return Err(all_of(&*error).replace('\0', "").into()),
+            Ok(Err(error)) => return Err(text(&*error).replace('\0', "").into()),
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 return Err(format!("`oauth_token` made none within {} s", MAKE.as_secs()).into());
             }
@@ -124,13 +124,6 @@ impl TokenMaker {
             lifetime_ms: i64::try_from(lifetime.as_millis())?,
         })
     }
-}
-
-/// The text of an error and of everything beneath it.
-fn all_of(error: &(dyn StdError + 'static)) -> String {
-    let texts =
-        contain::chain(error).map(|error| error.map_or_else(|panic| contain::no_source(&panic), contain::error_text));
-    texts.collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 use async_nats::{AuthError, ConnectOptions, ServerAddr, rustls::ClientConfig};
 
 use super::{login::Login, tls};
-use crate::registry::Backoff;
+use crate::backoff::Backoff;
 
 /// What the connections are called in the server's own lists.
 pub(super) const CLIENT_NAME: &str = concat!("inbox-runtime ", env!("CARGO_PKG_VERSION"));

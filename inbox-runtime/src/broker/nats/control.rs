@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::config::{CONNECT_TIMEOUT, RECONNECT_BACKOFF, Settings, refuses};
-use crate::{broker::BrokerError, pipeline::text};
+use crate::{broker::BrokerError, error_chain::text};
 
 /// How many subjects are kept that the server has denied, so that a program with many can't fill the memory.
 const MAX_DENIED: usize = 256;

@@ -19,7 +19,7 @@ use super::{
     config::{CLIENT_NAME, Settings},
     wire::{self, Frame, Info},
 };
-use crate::pipeline::text;
+use crate::error_chain::text;
 
 /// How much room there is at least for what comes, in bytes.
 pub(super) const READ_BUFFER: usize = 64 * 1024;

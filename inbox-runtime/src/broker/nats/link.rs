@@ -17,7 +17,7 @@ use super::{
     epochs::Epochs,
     intake::Intake,
 };
-use crate::{broker::BrokerError, pipeline::text};
+use crate::{broker::BrokerError, error_chain::text};
 
 /// What the clones, sources and leases of a broker share.
 #[derive(Debug)]

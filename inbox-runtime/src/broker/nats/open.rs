@@ -13,7 +13,7 @@ use super::{
     observe::{self, Observer, Seen},
     source::NatsSource,
 };
-use crate::{broker::BrokerError, pipeline::text};
+use crate::{broker::BrokerError, error_chain::text};
 
 /// A durable that is there, and what was asked of it.
 #[derive(Debug)]

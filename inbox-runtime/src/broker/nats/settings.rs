@@ -9,7 +9,7 @@ use super::{
     link::{Link, Unanswered},
     stream::StreamInfo,
 };
-use crate::{broker::Subscription, registry::StartPosition};
+use crate::{broker::Subscription, handler::StartPosition};
 
 /// What a durable of ours has, whatever its server says by default.
 fn fixed(wish: &Subscription, stream: &StreamInfo) -> [(&'static str, Value); 11] {

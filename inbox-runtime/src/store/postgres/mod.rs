@@ -32,10 +32,8 @@ use super::{
     StoreSettings,
     transaction::{self, TxConnection},
 };
-use crate::{outcome::DatabaseFault, registry::Registration, url::known_parameters};
+use crate::{outcome::DatabaseFault, url::known_parameters};
 use statements::Statements;
-
-inventory::collect!(Registration<PostgresStore>);
 
 impl InboxConnection for PgConnection {
     type Store = PostgresStore;
@@ -198,10 +196,6 @@ impl Store for PostgresStore {
     const SCHEMES: &'static [&'static str] = &["postgres", "postgresql"];
     const EXAMPLE_URL: &'static str = "postgres://user:password@localhost/app";
     const TRANSACTIONAL: bool = true;
-
-    fn registrations() -> Vec<&'static Registration<Self>> {
-        inventory::iter::<Registration<Self>>.into_iter().collect()
-    }
 
     fn at(url: &str, settings: StoreSettings) -> Result<Self, ConnectError> {
         let mut options = options(url)?;

@@ -9,7 +9,7 @@ use sqlx::{
 };
 
 use super::{PostgresStore, statements::first};
-use crate::{error_text::text_of, store::ConnectError};
+use crate::{error_chain::text_of, store::ConnectError};
 
 /// How long a server may take to answer a first connection.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);

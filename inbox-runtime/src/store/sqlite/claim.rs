@@ -11,8 +11,8 @@ use super::{
     primary_code, unavailable,
 };
 use crate::{
+    error_chain::text,
     failpoint::failpoint,
-    pipeline::text,
     store::{AbandonError, Claim, Claimed, Fingerprint, FinishError, Following, Session, StoreError, transaction},
 };
 

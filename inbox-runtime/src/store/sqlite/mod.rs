@@ -33,11 +33,8 @@ use super::{
 use crate::{
     file::resolve,
     outcome::DatabaseFault,
-    registry::Registration,
     url::{known_parameters, no_login},
 };
-
-inventory::collect!(Registration<SqliteStore>);
 
 impl InboxConnection for SqliteConnection {
     type Store = SqliteStore;
@@ -235,10 +232,6 @@ impl Store for SqliteStore {
     const SCHEMES: &'static [&'static str] = &["sqlite"];
     const EXAMPLE_URL: &'static str = "sqlite://app.db";
     const TRANSACTIONAL: bool = true;
-
-    fn registrations() -> Vec<&'static Registration<Self>> {
-        inventory::iter::<Registration<Self>>.into_iter().collect()
-    }
 
     fn at(url: &str, settings: StoreSettings) -> Result<Self, ConnectError> {
         let options = options(url)?;

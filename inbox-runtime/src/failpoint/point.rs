@@ -7,9 +7,9 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::{delivery::Delivery, identity, outcome::Outcome, registry::HandlerMeta};
+use crate::{delivery::Delivery, handler::HandlerMeta, identity, outcome::Outcome};
 
-/// A point on the path of a message at which [`Harness::crash_at`](super::Harness::crash_at) lets the process die.
+/// A point on the path of a message at which [`Harness::crash_at`](crate::testing::Harness::crash_at) lets the process die.
 ///
 /// ```text
 /// BeforeAttempt ─ AfterAttempt ─ AfterDecode ─ AfterBegin ─ AfterClaim ─ the handler ─ BeforeSeal ─ BeforeCommit
@@ -98,7 +98,7 @@ impl fmt::Display for Point {
 
 /// A place in a handler at which a test can let the process die, by [`Point::Handler`] with the same name.
 ///
-/// Outside of a [`Harness`](super::Harness) it does nothing, and so it does in a task that the handler has spawned. The
+/// Outside of a [`Harness`](crate::testing::Harness) it does nothing, and so it does in a task that the handler has spawned. The
 /// function is there only with the feature `testing`, so that the call stands under `#[cfg(test)]` in a crate that has the
 /// feature among its dev-dependencies only.
 ///
@@ -165,7 +165,7 @@ impl Told<'_> {
 }
 
 /// The id by which a handler knows a message; the position where its own can't be read.
-pub(super) fn message_id(delivery: &Delivery, meta: &HandlerMeta) -> String {
+pub(crate) fn message_id(delivery: &Delivery, meta: &HandlerMeta) -> String {
     identity::of(delivery, meta.id).map_or_else(|_| delivery.position.clone(), |identity| identity.id)
 }
 
@@ -178,10 +178,10 @@ pub(crate) fn tell<'a>(told: impl FnOnce() -> Told<'a>) {
 /// What became of a delivery.
 #[derive(Clone, Debug)]
 pub(crate) struct Settled {
-    pub(super) handler: &'static str,
-    pub(super) message_id: String,
-    pub(super) outcome: Outcome,
-    pub(super) trouble: Option<String>,
+    pub(crate) handler: &'static str,
+    pub(crate) message_id: String,
+    pub(crate) outcome: Outcome,
+    pub(crate) trouble: Option<String>,
 }
 
 impl fmt::Display for Settled {
@@ -196,7 +196,7 @@ impl fmt::Display for Settled {
 
 /// What a harness sees of the task that it drives.
 #[derive(Debug, Default)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     armed: Option<Point>,
     stopped: Notify,
     seen: Mutex<Seen>,
@@ -210,7 +210,7 @@ struct Seen {
 }
 
 impl Watch {
-    pub(super) fn new(armed: Option<Point>) -> Arc<Self> {
+    pub(crate) fn new(armed: Option<Point>) -> Arc<Self> {
         Arc::new(Self {
             armed,
             ..Self::default()
@@ -218,22 +218,22 @@ impl Watch {
     }
 
     /// Runs a future under this watch.
-    pub(super) async fn over<F: Future>(self: &Arc<Self>, watched: F) -> F::Output {
+    pub(crate) async fn over<F: Future>(self: &Arc<Self>, watched: F) -> F::Output {
         WATCH.scope(self.clone(), watched).await
     }
 
     /// Returns when the task has come to the armed point.
-    pub(super) async fn stopped(&self) {
+    pub(crate) async fn stopped(&self) {
         self.stopped.notified().await;
     }
 
     /// The points that the task has come to, in order and each once.
-    pub(super) fn points(&self) -> Vec<Point> {
+    pub(crate) fn points(&self) -> Vec<Point> {
         self.seen().points.clone()
     }
 
     /// The delivery that was settled last, once.
-    pub(super) fn settled(&self) -> Option<Settled> {
+    pub(crate) fn settled(&self) -> Option<Settled> {
         self.seen().settled.take()
     }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::{
     broker::subject,
     extract::States,
+    handler::{AckStrategy, HandlerMeta},
+    inbox::erased::Entry,
     names,
-    registry::{AckStrategy, HandlerMeta},
-    store::kind::Entry,
 };
 
 /// A handler as it is named in a problem.

@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{broker::SourceStatus, pipeline::Vitals, registry::HandlerMeta};
+use crate::{broker::SourceStatus, handler::HandlerMeta, pipeline::Vitals};
 
 /// Whether an inbox runs, and whether it can work.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,12 +72,12 @@ pub struct HandlerHealth {
 }
 
 /// One handler, as it can be looked at while it runs.
-pub(super) struct Watched {
-    pub(super) meta: Arc<HandlerMeta>,
-    pub(super) vitals: Vitals,
-    pub(super) status: SourceStatus,
+pub(crate) struct Watched {
+    pub(crate) meta: Arc<HandlerMeta>,
+    pub(crate) vitals: Vitals,
+    pub(crate) status: SourceStatus,
     /// How long it may make no progress beyond the handler's timeout.
-    pub(super) stall_after: Duration,
+    pub(crate) stall_after: Duration,
 }
 
 impl Watched {
@@ -214,7 +214,7 @@ impl HealthHandle {
     }
 
     /// Returns when the start waits for something.
-    pub(super) async fn begins_to_wait(&self) {
+    pub(crate) async fn begins_to_wait(&self) {
         // The sender lives as long as `self`.
         let _ = self.0.waits.subscribe().wait_for(|waits| !waits.is_empty()).await;
     }
@@ -273,16 +273,16 @@ impl fmt::Debug for HealthHandle {
 }
 
 /// Held by the inbox: dropped with it, it says that it is over.
-pub(super) struct Life(HealthHandle);
+pub(crate) struct Life(HealthHandle);
 
 impl Life {
     /// What tells the inbox to stop.
-    pub(super) fn drain(&self) -> CancellationToken {
+    pub(crate) fn drain(&self) -> CancellationToken {
         self.0.0.drain.clone()
     }
 
     /// The start waits for a database. Says so in the log when it begins, and when the reason changes.
-    pub(super) fn waits(&self, database: &str, why: String) {
+    pub(crate) fn waits(&self, database: &str, why: String) {
         self.0.0.waits.send_if_modified(|waits| {
             let before = waits.get(database);
             if before == Some(&why) {
@@ -295,7 +295,7 @@ impl Life {
     }
 
     /// The start has what it waited for, if it did.
-    pub(super) fn goes_on(&self, database: &str) {
+    pub(crate) fn goes_on(&self, database: &str) {
         self.0.0.waits.send_if_modified(|waits| {
             let waited = waits.remove(database).is_some();
             if waited {
@@ -306,18 +306,18 @@ impl Life {
     }
 
     /// The start is over.
-    pub(super) fn prepared(&self, handlers: Vec<Watched>) {
+    pub(crate) fn prepared(&self, handlers: Vec<Watched>) {
         self.0.0.waits.send_modify(BTreeMap::clear);
         // Once in a life.
         let _ = self.0.0.handlers.set(handlers);
         self.0.0.state.store(PREPARED, Ordering::Release);
     }
 
-    pub(super) fn handle(&self) -> HealthHandle {
+    pub(crate) fn handle(&self) -> HealthHandle {
         self.0.clone()
     }
 
-    pub(super) fn begin(&self) {
+    pub(crate) fn begin(&self) {
         self.0.0.state.store(RUNNING, Ordering::Release);
     }
 }

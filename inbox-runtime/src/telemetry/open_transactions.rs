@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// The open transactions of one pipeline. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Open(Arc<Mutex<Begun>>);
+pub(crate) struct OpenTransactions(Arc<Mutex<Begun>>);
 
 #[derive(Debug, Default)]
 struct Begun {
@@ -19,15 +19,15 @@ struct Begun {
     at: BTreeMap<u64, Instant>,
 }
 
-impl Open {
+impl OpenTransactions {
     /// A transaction began; it is open until the result is dropped.
-    pub(super) fn begin(&self) -> OpenGuard {
+    pub(crate) fn begin(&self) -> TransactionGuard {
         let mut begun = self.lock();
         let number = begun.next;
         begun.next += 1;
         begun.at.insert(number, Instant::now());
         drop(begun);
-        OpenGuard {
+        TransactionGuard {
             open: self.clone(),
             number,
         }
@@ -45,12 +45,12 @@ impl Open {
 }
 
 /// A transaction that is open.
-pub(super) struct OpenGuard {
-    open: Open,
+pub(crate) struct TransactionGuard {
+    open: OpenTransactions,
     number: u64,
 }
 
-impl Drop for OpenGuard {
+impl Drop for TransactionGuard {
     fn drop(&mut self) {
         self.open.lock().at.remove(&self.number);
     }

@@ -8,16 +8,17 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-use super::{ConnectError, Records, Store, StoreSettings, detached::Detached};
 use crate::{
     contain::contain,
-    extract::States,
+    extract::{ArgCheck, States},
+    handler::HandlerMeta,
     pipeline::{
-        Alone, InFlight, Open, Owed, Pace, Pipeline, Running, StrandedReplays, Strikes, Trouble, Vitals, worker::Runner,
+        Alone, InFlight, Owed, Pace, Pipeline, Running, StrandedReplays, Strikes, Trouble, Vitals, worker::Runner,
     },
-    registry::{ArgCheck, HandlerMeta, Registration},
+    registry::Registration,
+    store::{ConnectError, Records, Store, StoreSettings, detached::Detached},
     tally::Tally,
-    telemetry::Instruments,
+    telemetry::{Instruments, OpenTransactions},
 };
 
 /// A connected store whose type is not of interest.
@@ -68,16 +69,19 @@ pub(crate) trait Kind: Send + Sync {
 pub(crate) fn kinds() -> Vec<Box<dyn Kind>> {
     vec![
         #[cfg(feature = "postgres")]
-        Box::new(Of::<super::postgres::PostgresStore>(PhantomData)),
+        Box::new(Of::<crate::store::postgres::PostgresStore>(PhantomData)),
         #[cfg(feature = "sqlite")]
-        Box::new(Of::<super::sqlite::SqliteStore>(PhantomData)),
+        Box::new(Of::<crate::store::sqlite::SqliteStore>(PhantomData)),
         Box::new(Of::<Detached>(PhantomData)),
     ]
 }
 
 struct Of<S>(PhantomData<fn() -> S>);
 
-impl<S: Store> Kind for Of<S> {
+impl<S: Store> Kind for Of<S>
+where
+    Registration<S>: inventory::Collect,
+{
     fn store(&self) -> TypeId {
         TypeId::of::<S>()
     }
@@ -103,7 +107,7 @@ impl<S: Store> Kind for Of<S> {
     }
 
     fn entries(&self) -> Vec<Box<dyn Entry>> {
-        S::registrations()
+        inventory::iter::<Registration<S>>
             .into_iter()
             .map(|registration| Box::new(registration) as Box<dyn Entry>)
             .collect()
@@ -145,7 +149,7 @@ impl<S: Store> Entry for &'static Registration<S> {
         let vitals = Vitals {
             trouble: Trouble::new(),
             in_flight: InFlight::new(instruments.clone()),
-            open: Open::default(),
+            open: OpenTransactions::default(),
             pace: Pace::new(),
             stranded: shared.stranded.clone(),
         };
