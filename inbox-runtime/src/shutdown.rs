@@ -1,12 +1,16 @@
 //! SIGTERM and SIGINT: the first drains, the second stops now.
+//!
+//! They are listened to on a thread and a runtime of their own: a handler that blocks a thread of the program's runtime also holds
+//! the task that this thread was to run next, which no other thread can take over.
 
-use std::future::Future;
+use std::{future::Future, io, thread};
 
+use tokio::runtime;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 
-/// Listens for signals from now on. The first future ends with the first one, the second with the second.
+/// Listens for signals from now on, until both futures are dropped. The first future ends with the first one, the second with the second.
 pub(crate) fn signals() -> Result<
     (
         impl Future<Output = ()> + Send + 'static,
@@ -14,21 +18,41 @@ pub(crate) fn signals() -> Result<
     ),
     Error,
 > {
-    let (first, second) = (CancellationToken::new(), CancellationToken::new());
-    let mut listener = Listener::new().map_err(Error::Signals)?;
-    let (one, two) = (first.clone(), second.clone());
-    tokio::spawn(async move {
+    let (first, second, over) = (
+        CancellationToken::new(),
+        CancellationToken::new(),
+        CancellationToken::new(),
+    );
+    listen(first.clone(), second.clone(), over.clone()).map_err(Error::Signals)?;
+    let over = over.drop_guard();
+    let second = async move {
+        let _over = over;
+        second.cancelled().await;
+    };
+    Ok((first.cancelled_owned(), second))
+}
+
+fn listen(first: CancellationToken, second: CancellationToken, over: CancellationToken) -> io::Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut listener = {
+        let _entered = runtime.enter();
+        Listener::new()?
+    };
+    let signals = async move {
         let signal = listener.next().await;
         tracing::info!(
             signal,
             "draining: running handlers finish, everything else is given back"
         );
-        one.cancel();
+        first.cancel();
         let signal = listener.next().await;
         tracing::warn!(signal, "stopping now: running handlers are rolled back");
-        two.cancel();
-    });
-    Ok((first.cancelled_owned(), second.cancelled_owned()))
+        second.cancel();
+    };
+    thread::Builder::new()
+        .name("inbox-signals".to_owned())
+        .spawn(move || runtime.block_on(over.run_until_cancelled(signals)))?;
+    Ok(())
 }
 
 #[cfg(unix)]
@@ -39,7 +63,7 @@ struct Listener {
 
 #[cfg(unix)]
 impl Listener {
-    fn new() -> std::io::Result<Self> {
+    fn new() -> io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -60,7 +84,7 @@ struct Listener;
 
 #[cfg(not(unix))]
 impl Listener {
-    fn new() -> std::io::Result<Self> {
+    fn new() -> io::Result<Self> {
         Ok(Self)
     }
 
