@@ -10,11 +10,9 @@
 //! emitted whatever is wrong, so that what calls it doesn't fail too.
 
 mod args;
-mod bounds;
 mod errors;
 mod expand;
 mod model;
-mod names;
 mod types;
 
 use proc_macro2::TokenStream;

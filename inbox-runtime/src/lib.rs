@@ -69,7 +69,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backoff;
-mod bounds;
 mod broker;
 mod claim;
 pub mod config;
@@ -95,7 +94,6 @@ pub mod http;
 mod identity;
 mod inbox;
 mod invocation;
-mod names;
 mod outcome;
 mod pipeline;
 mod registry;
@@ -157,6 +155,8 @@ pub use bytes::Bytes;
 #[cfg(feature = "macros")]
 pub use inbox_macros::inbox_handler;
 pub use sqlx;
+
+use inbox_rules::subject_rules as names;
 
 pub use backoff::Backoff;
 #[cfg(feature = "embedded")]

@@ -176,19 +176,3 @@ async fn a_handler_is_registered_with_what_its_attribute_says() {
     assert_eq!((least.file, least.line), (file!(), FIRST_LINE));
     assert!(every_key().await.is_ok());
 }
-
-/// A literal is checked by the macro, a const by the runtime: the file with the rule stands in both crates.
-#[test]
-fn f53_both_crates_have_one_rule_for_names() {
-    let of_macros = include_str!("../../inbox-macros/src/names.rs");
-    let of_runtime = include_str!("../../inbox-runtime/src/names.rs");
-    assert_eq!(of_macros, of_runtime);
-}
-
-/// So is a value of the attribute by the macro, and the same value in `inbox.toml` by the runtime.
-#[test]
-fn both_crates_have_one_rule_for_numbers_and_times() {
-    let of_macros = include_str!("../../inbox-macros/src/bounds.rs");
-    let of_runtime = include_str!("../../inbox-runtime/src/bounds.rs");
-    assert_eq!(of_macros, of_runtime);
-}

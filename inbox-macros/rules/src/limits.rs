@@ -1,7 +1,4 @@
-//! The one rule for what can be said of a handler in numbers and times.
-//!
-//! This file stands in `inbox-macros` and in `inbox-runtime` alike, to the byte (a test compares them): the attribute's
-//! values are checked when it expands, those of `inbox.toml` when the program starts.
+//! What can be declared of a handler in numbers and times.
 
 use std::time::Duration;
 
@@ -11,7 +8,7 @@ const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const MAX_CONCURRENCY: u32 = 1024;
 
 /// How long one run may take, in milliseconds.
-pub(crate) fn timeout(text: &str) -> Result<u64, String> {
+pub fn timeout(text: &str) -> Result<u64, String> {
     match duration(text)? {
         0 => Err("no handler finishes within a timeout of zero; write how long one may run, as in \"30s\"".to_owned()),
         millis => Ok(millis),
@@ -19,7 +16,7 @@ pub(crate) fn timeout(text: &str) -> Result<u64, String> {
 }
 
 /// The smallest and the largest back-off, in milliseconds.
-pub(crate) fn backoff(text: &str) -> Result<(u64, u64), String> {
+pub fn backoff(text: &str) -> Result<(u64, u64), String> {
     let (first, max) = text.split_once("..").unwrap_or((text, text));
     let max = max.strip_prefix('=').unwrap_or(max);
     if first.trim().is_empty() || max.trim().is_empty() {
@@ -42,7 +39,7 @@ pub(crate) fn backoff(text: &str) -> Result<(u64, u64), String> {
 }
 
 /// A duration in milliseconds.
-pub(crate) fn duration(text: &str) -> Result<u64, String> {
+pub fn duration(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let duration = humantime::parse_duration(text).map_err(|error| {
         let text = text.escape_debug();
@@ -62,14 +59,14 @@ pub(crate) fn duration(text: &str) -> Result<u64, String> {
 }
 
 /// After how many failures a message goes to the dead letters; `None` is what was written and is no such number.
-pub(crate) fn max_attempts(number: Option<u32>) -> Result<u32, String> {
+pub fn max_attempts(number: Option<u32>) -> Result<u32, String> {
     number.filter(|limit| *limit > 0).ok_or_else(|| {
         "not a number of attempts; write one from 1, as in `max_attempts = 5`, or \"unlimited\"".to_owned()
     })
 }
 
 /// How many messages are handled at a time; `None` is what was written and is no such number.
-pub(crate) fn concurrency(number: Option<u32>) -> Result<u32, String> {
+pub fn concurrency(number: Option<u32>) -> Result<u32, String> {
     number
         .filter(|workers| (1..=MAX_CONCURRENCY).contains(workers))
         .ok_or_else(|| {

@@ -1,17 +1,14 @@
-//! The one rule for the names of groups and subjects, the same on every broker.
-//!
-//! This file stands in `inbox-macros` and in `inbox-runtime` alike, to the byte (a test compares them): a literal is
-//! checked when the attribute expands, a const when the program starts.
+//! The one rule for the names of groups, subjects and streams, the same on every broker.
 
 /// The longest group name, in bytes.
-pub(crate) const MAX_GROUP: usize = 128;
+pub const MAX_GROUP: usize = 128;
 /// The longest name of a stream, in bytes.
-pub(crate) const MAX_STREAM: usize = 255;
+pub const MAX_STREAM: usize = 255;
 /// The longest subject, in bytes.
-pub(crate) const MAX_SUBJECT: usize = 249;
+pub const MAX_SUBJECT: usize = 249;
 
 /// Checks the name of a consumer group.
-pub(crate) fn check_group(group: &str) -> Result<(), String> {
+pub fn check_group(group: &str) -> Result<(), String> {
     if group.is_empty() {
         return Err("the group is empty; name the service that handles, as in \"billing\"".to_owned());
     }
@@ -32,19 +29,17 @@ pub(crate) fn check_group(group: &str) -> Result<(), String> {
 }
 
 /// Checks a subject to subscribe to: tokens between dots, where `*` stands for one token and a last `>` for one or more.
-pub(crate) fn check_subject(subject: &str) -> Result<(), String> {
+pub fn check_subject(subject: &str) -> Result<(), String> {
     check_tokens(subject, true)
 }
 
 /// Checks a subject to publish to: tokens between dots, without wildcards.
-#[allow(dead_code, reason = "the attribute never publishes")]
-pub(crate) fn check_publish_subject(subject: &str) -> Result<(), String> {
+pub fn check_publish_subject(subject: &str) -> Result<(), String> {
     check_tokens(subject, false)
 }
 
 /// Checks the name of a stream.
-#[allow(dead_code, reason = "only a broker with streams has any")]
-pub(crate) fn check_stream(stream: &str) -> Result<(), String> {
+pub fn check_stream(stream: &str) -> Result<(), String> {
     if stream.is_empty() {
         return Err("the stream is empty; name the one that holds the subject, as in \"ORDERS\"".to_owned());
     }

@@ -2,20 +2,20 @@
 
 use std::time::SystemTime;
 
+use inbox_rules::{limits, subject_rules};
 use syn::{Expr, ExprPath, Lit, LitBool, LitStr, Path};
 
 use super::{
     Ack, Attempts, Commit, Id, Start, Text,
     suggest::{self, Key},
 };
-use crate::{bounds, names};
 
 pub(crate) fn group(value: &Expr) -> syn::Result<Text> {
-    text(value, &suggest::GROUP, names::check_group)
+    text(value, &suggest::GROUP, subject_rules::check_group)
 }
 
 pub(crate) fn subject(value: &Expr) -> syn::Result<Text> {
-    text(value, &suggest::SUBJECT, names::check_subject)
+    text(value, &suggest::SUBJECT, subject_rules::check_subject)
 }
 
 pub(crate) fn ack(value: &Expr) -> syn::Result<Ack> {
@@ -105,26 +105,26 @@ pub(crate) fn id(value: &Expr) -> syn::Result<Id> {
 /// The timeout in milliseconds.
 pub(crate) fn timeout(value: &Expr) -> syn::Result<u64> {
     let literal = string(value, &suggest::TIMEOUT)?;
-    bounds::timeout(&literal.value()).map_err(|message| syn::Error::new(literal.span(), message))
+    limits::timeout(&literal.value()).map_err(|message| syn::Error::new(literal.span(), message))
 }
 
 /// The smallest and the largest back-off in milliseconds.
 pub(crate) fn backoff(value: &Expr) -> syn::Result<(u64, u64)> {
     let literal = string(value, &suggest::BACKOFF)?;
-    bounds::backoff(&literal.value()).map_err(|message| syn::Error::new(literal.span(), message))
+    limits::backoff(&literal.value()).map_err(|message| syn::Error::new(literal.span(), message))
 }
 
 pub(crate) fn max_attempts(value: &Expr) -> syn::Result<Attempts> {
     match literal(value) {
         Some(Lit::Str(word)) if word.value() == "unlimited" => Ok(Attempts::Unlimited),
-        _ => bounds::max_attempts(number(value))
+        _ => limits::max_attempts(number(value))
             .map(Attempts::Limit)
             .map_err(|message| syn::Error::new_spanned(value, message)),
     }
 }
 
 pub(crate) fn concurrency(value: &Expr) -> syn::Result<u32> {
-    bounds::concurrency(number(value)).map_err(|message| syn::Error::new_spanned(value, message))
+    limits::concurrency(number(value)).map_err(|message| syn::Error::new_spanned(value, message))
 }
 
 fn number(value: &Expr) -> Option<u32> {
@@ -136,7 +136,7 @@ fn number(value: &Expr) -> Option<u32> {
 
 pub(crate) fn stream(value: &Expr) -> syn::Result<LitStr> {
     let literal = string(value, &suggest::STREAM)?;
-    names::check_stream(&literal.value()).map_err(|message| syn::Error::new(literal.span(), message))?;
+    subject_rules::check_stream(&literal.value()).map_err(|message| syn::Error::new(literal.span(), message))?;
     Ok(literal)
 }
 

@@ -3,7 +3,7 @@
 use std::{error::Error as StdError, fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 use crate::{
-    config::Config,
+    config::{ACK_WAIT, Config},
     contain::{Contained, Owned, contain},
     delivery::{Delivery, Message},
     handler::StartPosition,
@@ -47,9 +47,6 @@ pub trait Broker: Send + Sync + 'static {
         None
     }
 }
-
-/// How long a delivery stays leased without a sign of life unless it is said otherwise.
-const ACK_WAIT: Duration = Duration::from_secs(30);
 
 /// One handler's wish for deliveries.
 #[derive(Clone, Debug, PartialEq, Eq)]

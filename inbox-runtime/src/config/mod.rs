@@ -6,20 +6,21 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     fmt,
-    net::SocketAddr,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
-use crate::store::Migrate;
-
 mod file;
+mod overlay;
 mod overrides;
 mod settings;
 
+pub(crate) use overlay::{ACK_WAIT, Layer, Settings};
 pub(crate) use overrides::Overrides;
 pub(crate) use settings::prefix;
 pub use settings::{Kind, Setting, reference};
+
+/// The variable of the database, of whatever kind.
+pub(crate) const DATABASE_URL: &str = "DATABASE_URL";
 
 /// A value that is not to be shown: URLs carry passwords.
 #[derive(Clone)]
@@ -39,24 +40,12 @@ pub(crate) struct Given<T> {
     pub(crate) place: String,
 }
 
-/// What was set; `None` is unset.
+/// What the environment and the file set.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Config {
-    pub(crate) database_url: Option<Given<Secret>>,
-    pub(crate) sqlite_url: Option<Given<Secret>>,
-    pub(crate) postgres_url: Option<Given<Secret>>,
-    pub(crate) broker_url: Option<Given<Secret>>,
-    pub(crate) groups: Option<Vec<String>>,
-    pub(crate) subject_prefix: Option<String>,
-    pub(crate) migrate: Option<Migrate>,
-    pub(crate) ack_wait: Option<Duration>,
-    pub(crate) lock_wait: Option<Duration>,
-    pub(crate) commit_timeout: Option<Duration>,
-    pub(crate) stall_after: Option<Duration>,
-    pub(crate) pool_size: Option<u32>,
-    pub(crate) transaction_pooler: Option<bool>,
-    pub(crate) shutdown_timeout: Option<Duration>,
-    pub(crate) http_addr: Option<Given<SocketAddr>>,
+    pub(crate) settings: Layer,
+    /// The URLs of databases, by the variable that each has.
+    pub(crate) database_urls: BTreeMap<&'static str, Given<Secret>>,
     /// The properties of librdkafka.
     pub(crate) kafka: BTreeMap<String, Given<Secret>>,
     pub(crate) overrides: Overrides,
@@ -98,10 +87,9 @@ impl Config {
             Some(path) => file::read(&path, true, &mut config, problems),
             None => file::read(Path::new("inbox.toml"), false, &mut config, problems),
         }
-        if values.iter().any(|(_, name, _)| name == "DATABASE_URL") {
+        if values.iter().any(|(_, name, _)| name == DATABASE_URL) {
             // The database that the environment names wins, also over a more special name of it in the file.
-            config.sqlite_url = None;
-            config.postgres_url = None;
+            config.database_urls.clear();
         }
         for (property, name, value) in kafka {
             match value.into_string() {

@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
+use inbox_rules::limits;
 use toml::de::{DeTable, DeValue};
 
 use super::{
@@ -9,7 +10,7 @@ use super::{
     nearest,
     settings::OF_HANDLERS,
 };
-use crate::{backoff::Backoff, bounds, handler::HandlerMeta};
+use crate::{backoff::Backoff, handler::HandlerMeta};
 
 /// What the file says of the handlers of one name, one group, or one group and subject.
 #[derive(Clone, Debug, Default)]
@@ -33,13 +34,13 @@ impl Change {
     fn read(name: &str, value: &DeValue<'_>) -> Option<Result<Self, String>> {
         let text = value.as_str();
         Some(match name {
-            "concurrency" => bounds::concurrency(number(value)).map(Self::Concurrency),
+            "concurrency" => limits::concurrency(number(value)).map(Self::Concurrency),
             "max_attempts" if text == Some("unlimited") => Ok(Self::MaxAttempts(None)),
-            "max_attempts" => bounds::max_attempts(number(value)).map(|limit| Self::MaxAttempts(Some(limit))),
+            "max_attempts" => limits::max_attempts(number(value)).map(|limit| Self::MaxAttempts(Some(limit))),
             "timeout" => in_quotes(name, text)
-                .and_then(bounds::timeout)
+                .and_then(limits::timeout)
                 .map(|millis| Self::Timeout(Duration::from_millis(millis))),
-            "backoff" => in_quotes(name, text).and_then(bounds::backoff).map(|(first, max)| {
+            "backoff" => in_quotes(name, text).and_then(limits::backoff).map(|(first, max)| {
                 Self::Backoff(Backoff {
                     first: Duration::from_millis(first),
                     max: Duration::from_millis(max),

@@ -2,8 +2,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use super::{Config, Given, Secret};
-use crate::{bounds, names, store::Migrate};
+use inbox_rules::{limits, subject_rules};
+
+use super::{Config, DATABASE_URL, Given, Secret};
+use crate::store::Migrate;
 
 /// One setting of a program, as the documentation's table has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,34 +117,37 @@ const fn row(
 /// Every setting of the whole program that has one value.
 #[rustfmt::skip]
 pub(super) const ROWS: [Row; 15] = [
-    row("DATABASE_URL", "database_url", Kind::Url, None, "\"sqlite://app.db\"",
+    row(DATABASE_URL, "database_url", Kind::Url, None, "\"sqlite://app.db\"",
         "the database of the handlers, of whatever kind its scheme names",
-        |config, value, place| url(&mut config.database_url, value, place)),
+        |config, value, place| database_url(config, DATABASE_URL, value, place)),
     row("INBOX_SQLITE_URL", "sqlite_url", Kind::Url, None, "\"sqlite://app.db\"",
         "the SQLite database, in a program that also has handlers for another one",
-        |config, value, place| url(&mut config.sqlite_url, value, place)),
+        |config, value, place| database_url(config, "INBOX_SQLITE_URL", value, place)),
     row("INBOX_POSTGRES_URL", "postgres_url", Kind::Url, None, "\"postgres://localhost/app\"",
         "the PostgreSQL database, in a program that also has handlers for another one",
-        |config, value, place| url(&mut config.postgres_url, value, place)),
+        |config, value, place| database_url(config, "INBOX_POSTGRES_URL", value, place)),
     row("INBOX_BROKER_URL", "broker_url", Kind::Url, None, "\"embedded:broker.db\"",
         "the broker",
-        |config, value, place| url(&mut config.broker_url, value, place)),
+        |config, value, place| {
+            config.settings.broker_url = Some(secret(value, place));
+            Ok(())
+        }),
     row("INBOX_GROUPS", "groups", Kind::List, None, "[\"billing\", \"shipping\"]",
         "the consumer groups to run; all that are linked if unset",
         |config, value, _| {
-            config.groups = Some(value.split(',').map(|group| group.trim().to_owned()).collect());
+            config.settings.groups = Some(value.split(',').map(|group| group.trim().to_owned()).collect());
             Ok(())
         }),
     row("INBOX_SUBJECT_PREFIX", "subject_prefix", Kind::Text, None, "\"staging\"",
         "stands before the subject of every handler, with a dot between them",
-        |config, value, _| {
-            config.subject_prefix = Some(prefix(value)?);
+        |config, value, place| {
+            config.settings.subject_prefix = Some(Given { value: prefix(value)?, place: place.to_owned() });
             Ok(())
         }),
     row("INBOX_MIGRATE", "migrate", Kind::Text, Some("auto"), "\"check\"",
         "auto: the inbox's tables are made at the start, and checked; check: they are checked; off: neither",
         |config, value, _| {
-            config.migrate = Some(match value {
+            config.settings.migrate = Some(match value {
                 "auto" => Migrate::Auto,
                 "check" => Migrate::Check,
                 "off" => Migrate::Off,
@@ -152,36 +157,36 @@ pub(super) const ROWS: [Row; 15] = [
         }),
     row("INBOX_ACK_WAIT", "ack_wait", Kind::Duration, Some("30s"), "\"30s\"",
         "how long the broker waits for a sign of life before it delivers again",
-        |config, value, _| duration(&mut config.ack_wait, value)),
+        |config, value, _| duration(&mut config.settings.ack_wait, value)),
     row("INBOX_LOCK_WAIT", "lock_wait", Kind::Duration, Some("1s"), "\"1s\"",
         "how long a claim waits for another transaction",
-        |config, value, _| duration(&mut config.lock_wait, value)),
+        |config, value, _| duration(&mut config.settings.lock_wait, value)),
     row("INBOX_COMMIT_TIMEOUT", "commit_timeout", Kind::Duration, Some("15s"), "\"15s\"",
         "how long the end of a transaction may take before its connection is closed",
-        |config, value, _| duration(&mut config.commit_timeout, value)),
+        |config, value, _| duration(&mut config.settings.commit_timeout, value)),
     row("INBOX_STALL_AFTER", "stall_after", Kind::Duration, Some("1m"), "\"1m\"",
         "how long beyond its timeout a handler may make no progress before health says that it stalls",
-        |config, value, _| duration(&mut config.stall_after, value)),
+        |config, value, _| duration(&mut config.settings.stall_after, value)),
     row("INBOX_POOL_SIZE", "pool_size", Kind::Number, Some("10"), "10",
         "how many connections the runtime's own pool may have, from 1",
         |config, value, _| {
             let size = value.parse().ok().filter(|size| *size > 0);
-            config.pool_size = Some(size.ok_or("write a number from 1 on")?);
+            config.settings.pool_size = Some(size.ok_or("write a number from 1 on")?);
             Ok(())
         }),
     row("INBOX_TRANSACTION_POOLER", "transaction_pooler", Kind::Flag, Some("false"), "true",
         "whether a transaction-pooling proxy stands before PostgreSQL",
         |config, value, _| {
-            config.transaction_pooler = Some(value.parse().map_err(|_| "write true or false")?);
+            config.settings.transaction_pooler = Some(value.parse().map_err(|_| "write true or false")?);
             Ok(())
         }),
     row("INBOX_SHUTDOWN_TIMEOUT", "shutdown_timeout", Kind::Duration, Some("25s"), "\"25s\"",
         "how long running handlers may take to finish when the program is told to stop",
-        |config, value, _| duration(&mut config.shutdown_timeout, value)),
+        |config, value, _| duration(&mut config.settings.shutdown_timeout, value)),
     row("INBOX_HTTP_ADDR", "http_addr", Kind::Text, None, "\"0.0.0.0:8080\"",
         "where health and metrics are served (feature `http`); nowhere if unset",
         |config, value, place| {
-            config.http_addr = Some(Given { value: http_addr(value)?, place: place.to_owned() });
+            config.settings.http_addr = Some(Given { value: http_addr(value)?, place: place.to_owned() });
             Ok(())
         }),
 ];
@@ -228,17 +233,21 @@ pub fn reference() -> Vec<Setting> {
     whole.chain([KAFKA]).chain(OF_HANDLERS).collect()
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "of the shape of the other setters")]
-fn url(field: &mut Option<Given<Secret>>, value: &str, place: &str) -> Result<(), String> {
-    *field = Some(Given {
-        value: Secret(value.to_owned()),
-        place: place.to_owned(),
-    });
+#[expect(clippy::unnecessary_wraps, reason = "of the shape of the other setters")]
+fn database_url(config: &mut Config, variable: &'static str, value: &str, place: &str) -> Result<(), String> {
+    config.database_urls.insert(variable, secret(value, place));
     Ok(())
 }
 
+fn secret(value: &str, place: &str) -> Given<Secret> {
+    Given {
+        value: Secret(value.to_owned()),
+        place: place.to_owned(),
+    }
+}
+
 fn duration(field: &mut Option<Duration>, value: &str) -> Result<(), String> {
-    match bounds::duration(value)? {
+    match limits::duration(value)? {
         0 => Err("it must be longer than zero".to_owned()),
         millis => {
             *field = Some(Duration::from_millis(millis));
@@ -255,7 +264,7 @@ pub(crate) fn prefix(value: &str) -> Result<String, String> {
             value.escape_debug()
         ));
     }
-    names::check_publish_subject(value)
+    subject_rules::check_publish_subject(value)
         .map(|()| value.to_owned())
         .map_err(|problem| format!("{problem}; write one or more tokens, as in \"staging\""))
 }

@@ -49,12 +49,12 @@ fn settings_are_read_from_the_environment() {
     );
     assert_eq!(problems, [""; 0]);
     assert_eq!(
-        config.groups.as_deref(),
+        config.settings.groups.as_deref(),
         Some(&["billing".to_owned(), "shipping".to_owned()][..])
     );
-    assert_eq!(config.ack_wait, Some(Duration::from_millis(1500)));
-    assert_eq!(config.migrate, Some(Migrate::Check));
-    assert!(config.broker_url.is_none());
+    assert_eq!(config.settings.ack_wait, Some(Duration::from_millis(1500)));
+    assert_eq!(config.settings.migrate, Some(Migrate::Check));
+    assert!(config.settings.broker_url.is_none());
 }
 
 #[test]
@@ -91,9 +91,9 @@ fn every_example_of_the_reference_can_be_used() {
     text.extend(settings::OF_HANDLERS.map(|setting| format!("{} = {}", setting.key.expect("a key"), setting.example)));
     let (config, problems) = file(&text.join("\n"));
     assert_eq!(problems, [""; 0]);
-    assert_eq!(config.pool_size, Some(10));
-    assert_eq!(config.transaction_pooler, Some(true));
-    assert_eq!(config.groups.expect("groups").len(), 2);
+    assert_eq!(config.settings.pool_size, Some(10));
+    assert_eq!(config.settings.transaction_pooler, Some(true));
+    assert_eq!(config.settings.groups.expect("groups").len(), 2);
     let changed = config.overrides.apply(&BILLING);
     assert_eq!((changed.concurrency, changed.max_attempts), (4, Some(5)));
     assert_eq!(changed.timeout, Duration::from_secs(30));
@@ -109,13 +109,13 @@ fn the_environment_goes_before_the_file() {
     let text = "ack_wait = \"7s\"\nlock_wait = \"3s\"\nsqlite_url = \"sqlite://old.db\"";
     let (config, problems) = read(&[("INBOX_ACK_WAIT", "8s"), ("DATABASE_URL", "sqlite://new.db")], text);
     assert_eq!(problems, [""; 0]);
-    assert_eq!(config.ack_wait, Some(Duration::from_secs(8)));
-    assert_eq!(config.lock_wait, Some(Duration::from_secs(3)));
+    assert_eq!(config.settings.ack_wait, Some(Duration::from_secs(8)));
+    assert_eq!(config.settings.lock_wait, Some(Duration::from_secs(3)));
     assert!(
-        config.sqlite_url.is_none(),
+        !config.database_urls.contains_key("INBOX_SQLITE_URL"),
         "the file's database would go before the environment's"
     );
-    assert_eq!(config.database_url.expect("a URL").value.0, "sqlite://new.db");
+    assert_eq!(config.database_urls[DATABASE_URL].value.0, "sqlite://new.db");
 }
 
 #[test]
@@ -272,4 +272,20 @@ fn a_misspelt_variable_has_a_nearest_one() {
     let known = || settings::ROWS.iter().filter_map(|row| row.setting.variable);
     assert_eq!(nearest("INBOX_GROUP", known()), "INBOX_GROUPS");
     assert_eq!(nearest("INBOX_SHUTDOWN_TIMOUT", known()), "INBOX_SHUTDOWN_TIMEOUT");
+}
+
+/// The table of the documentation has the values that hold where nothing is set.
+#[test]
+fn the_defaults_of_the_reference_are_those_that_hold() {
+    let mut config = Config::default();
+    let mut read = 0;
+    for row in &settings::ROWS {
+        if let Some(default) = row.setting.default {
+            (row.set)(&mut config, default, "the reference").expect("a value");
+            read += 1;
+        }
+    }
+    assert!(read > 6, "the defaults are read");
+    let (of_reference, unset) = (config.settings.resolve(), Layer::default().resolve());
+    assert_eq!(format!("{of_reference:?}"), format!("{unset:?}"));
 }

@@ -5,6 +5,7 @@ use std::{any::TypeId, fmt, future::Future, path::PathBuf, pin::Pin, sync::Arc, 
 use super::{Inbox, InboxHandle, start::Starting};
 use crate::{
     broker::{Broker, DynBroker},
+    config::{Given, Layer, Secret},
     contain::Contained,
     error::Error,
     extract::States,
@@ -44,22 +45,12 @@ pub struct InboxBuilder {
     pub(super) stores: Vec<(TypeId, Late<AnyStore>)>,
     pub(super) dead_letters: Option<Late<Arc<dyn Records>>>,
     pub(super) broker: Option<DynBroker>,
-    pub(super) broker_url: Option<String>,
     pub(super) states: States,
-    pub(super) groups: Option<Vec<String>>,
     pub(super) select: Vec<Select>,
     pub(super) expected: Vec<(String, String)>,
-    pub(super) migrate: Option<Migrate>,
-    pub(super) ack_wait: Option<Duration>,
-    pub(super) lock_wait: Option<Duration>,
-    pub(super) commit_timeout: Option<Duration>,
-    pub(super) stall_after: Option<Duration>,
-    pub(super) transaction_pooler: bool,
-    pub(super) shutdown_timeout: Option<Duration>,
+    /// Lies over what the environment and the file set.
+    pub(super) settings: Layer,
     pub(super) config_file: Option<PathBuf>,
-    pub(super) subject_prefix: Option<String>,
-    #[cfg(feature = "http")]
-    pub(super) http_addr: Option<std::net::SocketAddr>,
     #[cfg(all(feature = "metrics", feature = "http"))]
     pub(super) prometheus: bool,
     pub(super) shutdown: Option<Signal>,
@@ -97,7 +88,7 @@ impl InboxBuilder {
 
     /// Names the broker by its URL, as `INBOX_BROKER_URL` does.
     pub fn broker_url(mut self, url: impl Into<String>) -> Self {
-        self.broker_url = Some(url.into());
+        self.settings.broker_url = Some(in_code(Secret(url.into()), "broker_url"));
         self
     }
 
@@ -109,7 +100,7 @@ impl InboxBuilder {
 
     /// Runs these groups only, as `INBOX_GROUPS` does. One without a handler is a start error.
     pub fn groups<G: Into<String>>(mut self, groups: impl IntoIterator<Item = G>) -> Self {
-        self.groups = Some(groups.into_iter().map(Into::into).collect());
+        self.settings.groups = Some(groups.into_iter().map(Into::into).collect());
         self
     }
 
@@ -127,21 +118,21 @@ impl InboxBuilder {
 
     /// Says what is done about the tables, as `INBOX_MIGRATE` does (default: they are made).
     pub fn migrate(mut self, migrate: Migrate) -> Self {
-        self.migrate = Some(migrate);
+        self.settings.migrate = Some(migrate);
         self
     }
 
     /// Sets how long the broker waits for a sign of life before it delivers again, as `INBOX_ACK_WAIT` does (default
     /// 30 s).
     pub fn ack_wait(mut self, ack_wait: Duration) -> Self {
-        self.ack_wait = Some(ack_wait);
+        self.settings.ack_wait = Some(ack_wait);
         self
     }
 
     /// Sets how long a claim waits for another transaction, as `INBOX_LOCK_WAIT` does (default 1 s). On SQLite a pool
     /// that is given by [`store`](Self::store) keeps its own `busy_timeout`.
     pub fn lock_wait(mut self, lock_wait: Duration) -> Self {
-        self.lock_wait = Some(lock_wait);
+        self.settings.lock_wait = Some(lock_wait);
         self
     }
 
@@ -149,14 +140,14 @@ impl InboxBuilder {
     /// 15 s). Past it the connection is closed and the outcome asked on another one; a message whose outcome nobody can tell
     /// is neither acknowledged nor counted as failed.
     pub fn commit_timeout(mut self, commit_timeout: Duration) -> Self {
-        self.commit_timeout = Some(commit_timeout);
+        self.settings.commit_timeout = Some(commit_timeout);
         self
     }
 
     /// Sets how long a handler may make no progress beyond its own `timeout`, as `INBOX_STALL_AFTER` does (default 1 minute),
     /// before it is not ready, with that as the reason: no message was settled, and the broker gave no answer.
     pub fn stall_after(mut self, stall_after: Duration) -> Self {
-        self.stall_after = Some(stall_after);
+        self.settings.stall_after = Some(stall_after);
         self
     }
 
@@ -167,7 +158,7 @@ impl InboxBuilder {
     /// transaction begins without prepared statements, so that a handler's queries work as they are; what else a program
     /// sends through the pooler is its own affair.
     pub fn transaction_pooler(mut self) -> Self {
-        self.transaction_pooler = true;
+        self.settings.transaction_pooler = Some(true);
         self
     }
 
@@ -178,7 +169,7 @@ impl InboxBuilder {
     /// One that blocks its thread can't be rolled back before it returns. Two seconds later it is left behind, and the
     /// inbox ends with [`Error::Blocked`], which names it.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
-        self.shutdown_timeout = Some(timeout);
+        self.settings.shutdown_timeout = Some(timeout);
         self
     }
 
@@ -192,7 +183,7 @@ impl InboxBuilder {
     /// Puts a prefix before the subject of every handler, as `INBOX_SUBJECT_PREFIX` does: with `staging` the handler of
     /// `order.created` gets the messages of `staging.order.created`. The handler sees the subject that the message has.
     pub fn subject_prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.subject_prefix = Some(prefix.into());
+        self.settings.subject_prefix = Some(in_code(prefix.into(), "subject_prefix"));
         self
     }
 
@@ -200,7 +191,7 @@ impl InboxBuilder {
     /// [`InboxHandle::http_addr`] then has. With the feature `metrics` it also does what `prometheus` does.
     #[cfg(feature = "http")]
     pub fn http_addr(mut self, addr: impl Into<std::net::SocketAddr>) -> Self {
-        self.http_addr = Some(addr.into());
+        self.settings.http_addr = Some(in_code(addr.into(), "http_addr"));
         self
     }
 
@@ -291,6 +282,14 @@ impl InboxBuilder {
 impl fmt::Debug for InboxBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InboxBuilder").finish_non_exhaustive()
+    }
+}
+
+/// A value that the program sets by that method.
+fn in_code<T>(value: T, method: &str) -> Given<T> {
+    Given {
+        value,
+        place: format!("`.{method}(…)`"),
     }
 }
 

@@ -4,7 +4,7 @@ use std::{any::TypeId, sync::Arc};
 
 use super::{InboxBuilder, plan::Planned};
 use crate::{
-    config::{Config, Given, Secret},
+    config::{Config, DATABASE_URL, Given, Secret},
     error_chain::text,
     handler::HandlerMeta,
     inbox::{
@@ -106,18 +106,14 @@ fn origins(
 
 /// The URL of a kind of database, with the place that has it.
 fn url_of(kind: &dyn Kind, config: &Config) -> Option<Given<Secret>> {
-    let own = match kind.variable() {
-        "INBOX_SQLITE_URL" => config.sqlite_url.clone(),
-        "INBOX_POSTGRES_URL" => config.postgres_url.clone(),
-        _ => None,
-    };
-    let shared = config.database_url.clone();
+    let own = config.database_urls.get(kind.variable()).cloned();
+    let shared = config.database_urls.get(DATABASE_URL).cloned();
     own.or_else(|| shared.filter(|url| kind.schemes().contains(&scheme(&url.value))))
 }
 
 fn no_database(kind: &dyn Kind, meta: &HandlerMeta, config: &Config, schemes: &[&str]) -> String {
     let shown = |url: &Given<Secret>| crate::url::scheme(&url.value.0).map(str::to_owned);
-    let other = match config.database_url.as_ref().map(shown) {
+    let other = match config.database_urls.get(DATABASE_URL).map(shown) {
         Some(None) => " (DATABASE_URL has no scheme)".to_owned(),
         Some(Some(other)) if !schemes.contains(&other.as_str()) => format!(
             " (DATABASE_URL begins with `{other}:`, which this program was not built for; built in: {})",

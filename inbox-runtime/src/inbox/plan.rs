@@ -1,18 +1,14 @@
 //! What is to run on what: decided before anything is connected to, with every problem at once.
 
-#[cfg(feature = "http")]
-use std::net::SocketAddr;
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use super::{
     InboxBuilder,
     databases::{Database, databases},
 };
-#[cfg(feature = "http")]
-use crate::config::Given;
 use crate::{
     broker::{self, DynBroker, Subscription},
-    config::{self, Config},
+    config::{self, Config, Settings},
     error::StartErrors,
     file::resolve,
     handler::HandlerMeta,
@@ -20,7 +16,7 @@ use crate::{
         erased::{Entry, Kind, kinds},
         startup_checks,
     },
-    store::{Migrate, Records, StoreSettings},
+    store::Records,
 };
 
 /// A handler that is to run.
@@ -37,24 +33,18 @@ pub(super) struct Plan {
     pub(super) handlers: Vec<Planned>,
     pub(super) databases: Vec<Database>,
     pub(super) broker: DynBroker,
-    pub(super) migrate: Migrate,
-    pub(super) ack_wait: Duration,
-    pub(super) stall_after: Duration,
-    pub(super) shutdown_timeout: Duration,
-    #[cfg(feature = "http")]
-    pub(super) http_addr: Option<Given<SocketAddr>>,
+    pub(super) settings: Settings,
 }
 
 /// Reads the settings and decides what is to run on what, or lists everything that keeps it from running.
 pub(super) fn plan(builder: &mut InboxBuilder) -> Result<Plan, StartErrors> {
     let mut problems = Vec::new();
     let config = Config::load(builder.config_file.as_deref(), &mut problems);
-    #[cfg(not(feature = "http"))]
-    refuse_http_addr(&config, &mut problems);
+    let settings = settings(builder, &config, &mut problems);
     let kinds = kinds();
-    let handlers = handlers(builder, &config, &kinds, &mut problems);
+    let handlers = handlers(builder, &config, &settings, &kinds, &mut problems);
     let selected: Vec<_> = handlers.iter().map(|one| &*one.meta).collect();
-    startup_checks::ack_wait(builder.ack_wait, &mut problems);
+    startup_checks::ack_wait(settings.ack_wait, &mut problems);
     startup_checks::expected(&builder.expected, &selected, &mut problems);
     startup_checks::overlaps(&selected, &mut problems);
     for one in &handlers {
@@ -70,9 +60,8 @@ pub(super) fn plan(builder: &mut InboxBuilder) -> Result<Plan, StartErrors> {
             &mut problems,
         );
     }
-    let settings = settings(builder, &config);
-    let databases = databases(builder, &config, kinds, settings, &handlers, &mut problems);
-    let broker = broker(builder, &config, &mut problems);
+    let databases = databases(builder, &config, kinds, settings.store, &handlers, &mut problems);
+    let broker = broker(builder, &config, &settings, &mut problems);
     if let Some(broker) = &broker {
         problems.extend(
             databases
@@ -85,57 +74,38 @@ pub(super) fn plan(builder: &mut InboxBuilder) -> Result<Plan, StartErrors> {
             handlers,
             databases,
             broker,
-            migrate: builder.migrate.or(config.migrate).unwrap_or_default(),
-            ack_wait: builder.ack_wait.or(config.ack_wait).unwrap_or(Duration::from_secs(30)),
-            stall_after: builder
-                .stall_after
-                .or(config.stall_after)
-                .unwrap_or(Duration::from_secs(60)),
-            shutdown_timeout: builder
-                .shutdown_timeout
-                .or(config.shutdown_timeout)
-                .unwrap_or(Duration::from_secs(25)),
-            #[cfg(feature = "http")]
-            http_addr: http_addr(builder, &config),
+            settings,
         }),
         _ => Err(StartErrors::new(problems)),
     }
 }
 
-/// Where health and metrics are to be served.
-#[cfg(feature = "http")]
-fn http_addr(builder: &InboxBuilder, config: &Config) -> Option<Given<SocketAddr>> {
-    let given = builder.http_addr.map(|value| Given {
-        value,
-        place: "`.http_addr(…)`".to_owned(),
-    });
-    given.or_else(|| config.http_addr.clone())
-}
-
-#[cfg(not(feature = "http"))]
-fn refuse_http_addr(config: &Config, problems: &mut Vec<String>) {
-    if let Some(config::Given { place, .. }) = &config.http_addr {
+/// What holds: code over environment over file.
+fn settings(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String>) -> Settings {
+    let layer = mem::take(&mut builder.settings).over(config.settings.clone());
+    #[cfg(not(feature = "http"))]
+    if let Some(config::Given { place, .. }) = &layer.http_addr {
         problems.push(format!(
             "{place}: this program was built without the feature `http`, so it can't serve health; turn the feature on"
         ));
     }
-}
-
-fn settings(builder: &InboxBuilder, config: &Config) -> StoreSettings {
-    let default = StoreSettings::default();
-    StoreSettings {
-        lock_wait: builder.lock_wait.or(config.lock_wait).unwrap_or(default.lock_wait),
-        commit_timeout: builder
-            .commit_timeout
-            .or(config.commit_timeout)
-            .unwrap_or(default.commit_timeout),
-        pool_size: config.pool_size.unwrap_or(default.pool_size),
-        transaction_pooler: builder.transaction_pooler || config.transaction_pooler.unwrap_or_default(),
+    let mut settings = layer.resolve();
+    if let Some(prefix) = &settings.subject_prefix
+        && let Err(problem) = config::prefix(&prefix.value)
+    {
+        problems.push(format!("{}: {problem}", prefix.place));
+        settings.subject_prefix = None;
     }
+    settings
 }
 
 /// The broker that was given, or the one that a URL names.
-fn broker(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String>) -> Option<DynBroker> {
+fn broker(
+    builder: &mut InboxBuilder,
+    config: &Config,
+    settings: &Settings,
+    problems: &mut Vec<String>,
+) -> Option<DynBroker> {
     if let Some(broker) = builder.broker.take() {
         broker::warn_unused_kafka(
             config,
@@ -143,18 +113,14 @@ fn broker(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String
         );
         return Some(broker);
     }
-    let url = match builder.broker_url.take() {
-        Some(url) => Some((url, "`.broker_url(…)`".to_owned())),
-        None => config.broker_url.clone().map(|given| (given.value.0, given.place)),
-    };
-    let Some((url, place)) = url else {
+    let Some(url) = &settings.broker_url else {
         problems.push(format!(
             "there is no broker; set INBOX_BROKER_URL (for example {}), or add `.broker(…)`",
             broker::EXAMPLE_URL
         ));
         return None;
     };
-    broker::connect(&url, &place, config)
+    broker::connect(&url.value.0, &url.place, config)
         .map_err(|found| problems.extend(found))
         .ok()
 }
@@ -163,21 +129,21 @@ fn broker(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String
 fn handlers(
     builder: &mut InboxBuilder,
     config: &Config,
+    settings: &Settings,
     kinds: &[Box<dyn Kind>],
     problems: &mut Vec<String>,
 ) -> Vec<Planned> {
     let mut entries: Vec<_> = kinds.iter().flat_map(|kind| kind.entries()).collect();
     entries.sort_by_key(|entry| (entry.meta().group, entry.meta().subject, entry.meta().name));
     let all: Vec<&'static HandlerMeta> = entries.iter().map(|entry| entry.meta()).collect();
-    let groups = builder.groups.take().or_else(|| config.groups.clone());
+    let groups = &settings.groups;
     startup_checks::groups(groups.as_deref().unwrap_or_default(), &all, problems);
     config.overrides.check(&all, problems);
-    let prefix = prefix(builder, config, problems);
 
     let planned = entries.into_iter().map(|entry| {
         let meta = Arc::new(config.overrides.apply(entry.meta()));
-        let subject = match &prefix {
-            Some(prefix) => format!("{prefix}.{}", meta.subject),
+        let subject = match &settings.subject_prefix {
+            Some(prefix) => format!("{}.{}", prefix.value, meta.subject),
             None => meta.subject.to_owned(),
         };
         Planned { entry, meta, subject }
@@ -190,16 +156,6 @@ fn handlers(
         .collect();
     startup_checks::found(all.len(), selected.len(), problems);
     selected
-}
-
-/// What stands before every subject.
-fn prefix(builder: &mut InboxBuilder, config: &Config, problems: &mut Vec<String>) -> Option<String> {
-    match builder.subject_prefix.take() {
-        Some(prefix) => config::prefix(&prefix)
-            .map_err(|problem| problems.push(format!("`.subject_prefix(…)`: {problem}")))
-            .ok(),
-        None => config.subject_prefix.clone(),
-    }
 }
 
 /// A handler's transaction would lock the broker out of the file in which its own lease has to be kept alive.

@@ -57,7 +57,7 @@ impl Starting {
         let plan = plan(&mut builder)?;
         let life = builder.life;
         #[cfg(feature = "http")]
-        let serving = match &plan.http_addr {
+        let serving = match &plan.settings.http_addr {
             Some(addr) => Some(crate::http::serve(addr, life.handle()).await?),
             None => None,
         };
@@ -160,20 +160,26 @@ async fn prepare(plan: Plan, shared: &Shared, life: &Life) -> Result<Prepared, E
         let mut before = plan.databases[..*index].iter();
         !before.any(|other| Arc::ptr_eq(&other.records, &database.records))
     });
-    let prepared = once.map(|(_, database)| prepare_database(database, plan.migrate, life));
+    let prepared = once.map(|(_, database)| prepare_database(database, plan.settings.migrate, life));
     let described = try_join_all(prepared).await?;
     descriptions.extend(described.into_iter().flatten());
-    let mut subscriptions = subscriptions(&plan.handlers, plan.ack_wait);
+    let mut subscriptions = subscriptions(&plan.handlers, plan.settings.ack_wait);
     for (planned, subscription) in plan.handlers.iter().zip(&mut subscriptions) {
         subscription.known = knows(planned, &plan.databases, life).await?;
     }
     let sources = plan.broker.subscribe(subscriptions).await?;
-    let (lines, watched) = lines(plan.handlers, sources, &plan.databases, shared, plan.stall_after);
+    let (lines, watched) = lines(
+        plan.handlers,
+        sources,
+        &plan.databases,
+        shared,
+        plan.settings.stall_after,
+    );
     Ok(Prepared {
         lines,
         watched,
         descriptions,
-        shutdown_timeout: plan.shutdown_timeout,
+        shutdown_timeout: plan.settings.shutdown_timeout,
     })
 }
 

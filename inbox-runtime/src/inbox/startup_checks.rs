@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use inbox_rules::subject_rules;
+
 use crate::{
     broker::subject,
     extract::States,
     handler::{AckStrategy, HandlerMeta},
     inbox::erased::Entry,
-    names,
 };
 
 /// A handler as it is named in a problem.
@@ -70,15 +71,15 @@ pub(crate) fn one(
     problems: &mut Vec<String>,
 ) {
     let mut found = Vec::new();
-    found.extend(names::check_group(meta.group).err());
-    found.extend(names::check_subject(subject).err());
+    found.extend(subject_rules::check_group(meta.group).err());
+    found.extend(subject_rules::check_subject(subject).err());
     if meta.concurrency == 0 {
         found.push("its concurrency is 0; write at least 1".to_owned());
     }
     if meta.ordered && meta.concurrency > 1 {
         found.push("it is ordered, so it takes one message at a time; leave the concurrency at 1".to_owned());
     }
-    found.extend(meta.stream.and_then(|stream| names::check_stream(stream).err()));
+    found.extend(meta.stream.and_then(|stream| subject_rules::check_stream(stream).err()));
     if meta.ack == AckStrategy::ExactlyOnce && !transactional {
         found.push("exactly_once needs a transaction; take `&mut SqliteConnection`".to_owned());
     }
@@ -87,8 +88,8 @@ pub(crate) fn one(
 }
 
 /// Checks that a lease lasts: without any time, each message would be delivered again and again while it is handled.
-pub(crate) fn ack_wait(ack_wait: Option<Duration>, problems: &mut Vec<String>) {
-    if ack_wait.is_some_and(|wait| wait.is_zero()) {
+pub(crate) fn ack_wait(ack_wait: Duration, problems: &mut Vec<String>) {
+    if ack_wait.is_zero() {
         problems.push("`.ack_wait(…)` is zero; give the broker time for a sign of life, as in 30 s".to_owned());
     }
 }

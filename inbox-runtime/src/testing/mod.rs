@@ -39,6 +39,7 @@
 
 use std::{fmt, panic::Location};
 
+pub mod conformance;
 mod database;
 mod harness;
 mod look;
