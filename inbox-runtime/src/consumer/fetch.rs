@@ -52,22 +52,26 @@ pub(super) async fn fetch<S: Store>(
             Err(error) => {
                 drop(free);
                 failures += 1;
-                let why = text(&error);
-                let is_new = status.availability.set_broker(Some(why.clone()));
+                mark_broker_unavailable(pipeline, &error);
                 if matches!(error, BrokerError::Ended(_)) {
                     return error;
-                }
-                // Once, not at each try.
-                if is_new {
-                    tracing::error!(
-                        handler = pipeline.meta.name,
-                        error = why,
-                        "no messages can be pulled; trying again"
-                    );
                 }
                 tokio::time::sleep(pause(failures)).await;
             }
         }
+    }
+}
+
+/// Shows in health why nothing can be pulled. It is logged once, not at each try; the end of the client is the inbox's error.
+fn mark_broker_unavailable<S: Store>(pipeline: &Pipeline<S>, error: &BrokerError) {
+    let why = text(error);
+    let is_new = pipeline.status.availability.set_broker(Some(why.clone()));
+    if is_new && !matches!(error, BrokerError::Ended(_)) {
+        tracing::error!(
+            handler = pipeline.meta.name,
+            error = why,
+            "no messages can be pulled; trying again"
+        );
     }
 }
 

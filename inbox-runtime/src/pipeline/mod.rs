@@ -67,6 +67,7 @@ pub(crate) use strikes::Strikes;
 use disposition::{End, TxOutcome};
 use execution::{Execution, release};
 use rejection::RejectionText;
+use solo_gate::GatePass;
 
 /// How many fresh transactions a message gets at once when the database asks for one (serialization failure, deadlock).
 const ROUNDS: u32 = 3;
@@ -86,44 +87,28 @@ impl<S: Store> Pipeline<S> {
         decoded: Option<Decoded<S>>,
         lookahead: &mut dyn Lookahead,
     ) -> Disposition {
-        let (id, invocation, pass) = match decoded {
-            Some(decoded) => (Ok(decoded.id), Some(decoded.invocation), Some(decoded.pass)),
-            None => (self.identify(&job.delivery), None, None),
+        let (id, early) = match decoded {
+            Some(decoded) => (Ok(decoded.id), Some((decoded.invocation, decoded.pass))),
+            None => (self.identify(&job.delivery), None),
         };
-        let (span, timer) = (
-            telemetry::span(&self.meta, &job.delivery, id.as_deref().ok()),
-            Timer::start(),
-        );
+        let span = telemetry::span(&self.meta, &job.delivery, id.as_deref().ok());
+        let timer = Timer::start();
         job.span = span.clone();
         // Until the handler's future is dropped.
         let _running = self.running.begin(id.as_deref().unwrap_or(&job.delivery.position));
         job.pause();
+        let key = self.attempt_key(job, id.as_deref().ok());
         let (id, rejected) = match id {
             Ok(id) => (Some(id), None),
             Err(rejected) => (None, Some(rejected)),
         };
-        let key = self.attempt_key(job, id.as_deref());
         let mut execution = Execution {
             pipeline: self,
             job,
             key,
             id,
         };
-        let executed = async {
-            let admitted = match pass {
-                Some(pass) => Ok(pass),
-                None => execution.admit(session).await,
-            };
-            // The pass is held until the message's fate is decided.
-            let (_pass, end) = match admitted {
-                Ok(pass) => (
-                    Some(pass),
-                    execution.run(session, rejected, invocation, lookahead).await,
-                ),
-                Err(end) => (None, end),
-            };
-            execution.resolve(end).await
-        };
+        let executed = execution.run(session, rejected, early, lookahead);
         let disposition = executed.instrument(span.clone()).await;
         span.record("outcome", disposition.outcome.as_str());
         self.instruments.handled(&timer);
@@ -132,17 +117,35 @@ impl<S: Store> Pipeline<S> {
 }
 
 impl<S: Store> Execution<'_, S> {
-    /// Decodes the message and runs its handler in a transaction; in a fresh one if the database asks for it.
+    /// Walks the steps in order, up to how the delivery is to be settled.
     async fn run(
         &mut self,
         session: &mut Option<S::Session>,
         rejected: Option<RejectionText>,
+        early: Option<(Invocation<S>, GatePass)>,
+        lookahead: &mut dyn Lookahead,
+    ) -> Disposition {
+        let (invocation, pass) = early.unzip();
+        let admitted = match pass {
+            Some(pass) => Ok(pass),
+            None => self.admit(session).await,
+        };
+        // The pass is held until the message's fate is decided.
+        let (_pass, end) = match (admitted, rejected) {
+            (Ok(pass), None) => (Some(pass), self.handle_in_tx(session, invocation, lookahead).await),
+            (Ok(pass), Some(rejected)) => (Some(pass), End::Rejected(rejected)),
+            (Err(end), _) => (None, end),
+        };
+        self.resolve(end).await
+    }
+
+    /// Decodes the message and runs its handler in a transaction; in a fresh one if the database asks for it.
+    async fn handle_in_tx(
+        &mut self,
+        session: &mut Option<S::Session>,
         mut early: Option<Invocation<S>>,
         lookahead: &mut dyn Lookahead,
     ) -> End {
-        if let Some(rejected) = rejected {
-            return End::Rejected(rejected);
-        }
         for round in 1.. {
             let id = self.id.as_deref().unwrap_or_default();
             let decoded = match early.take() {

@@ -19,37 +19,31 @@ impl<S: Store> Execution<'_, S> {
         let policy = Policy::of(self.meta());
         let mut facts = self.facts();
         loop {
-            let next_end = match decide(&end, policy, &facts) {
-                Decision::LookUp => match self.look_up().await {
-                    Ok(handled) => {
-                        facts.handled = Some(handled);
-                        None
-                    }
-                    Err(error) => Some(End::StepFailed(text(&error))),
-                },
+            let step = match decide(&end, policy, &facts) {
+                Decision::LookUp => self.look_up().await.map(|handled| facts.handled = Some(handled)),
                 Decision::Probe => {
                     let probe = self.pipeline.store.probe().await;
                     facts.probe = Some(probe.map_err(|cause| text(&cause)));
-                    None
+                    Ok(())
                 }
                 Decision::Strike(fault) => {
                     let (strikes, on_strike) = self.pipeline.strikes.add(fault, &self.key);
-                    facts.strikes = strikes;
-                    facts.on_strike = Some(on_strike);
-                    None
+                    (facts.strikes, facts.on_strike) = (strikes, Some(on_strike));
+                    Ok(())
                 }
-                Decision::RecordFailure => match self.record_failure(&end.error()).await {
-                    Ok(attempts) => {
-                        facts.attempts = Some(attempts);
-                        None
-                    }
-                    Err(error) => Some(End::StepFailed(text(&error))),
-                },
-                Decision::DeadLetter(reason) => Some(self.dead_letter(reason, &end, facts.attempts).await),
+                Decision::RecordFailure => {
+                    let recorded = self.record_failure(&end.error()).await;
+                    recorded.map(|attempts| facts.attempts = Some(attempts))
+                }
+                Decision::DeadLetter(reason) => {
+                    end = self.dead_letter(reason, &end, facts.attempts).await;
+                    facts = self.facts();
+                    Ok(())
+                }
                 Decision::Settle(disposition) => return self.conclude(&end, &facts, disposition).await,
             };
-            if let Some(next_end) = next_end {
-                end = next_end;
+            if let Err(error) = step {
+                end = End::StepFailed(text(&error));
                 facts = self.facts();
             }
         }

@@ -42,6 +42,14 @@ fn handled(facts: &mut Facts) {
     facts.handled = Some(Some(OURS));
 }
 
+fn handled_with_other_subject(facts: &mut Facts) {
+    facts.handled = Some(Some(OTHER_SUBJECT));
+}
+
+fn redelivered(facts: &mut Facts) {
+    facts.redelivered = true;
+}
+
 fn strike(on_strike: OnStrike, facts: &mut Facts) {
     (facts.on_strike, facts.strikes) = (Some(on_strike), 4);
 }
@@ -50,8 +58,23 @@ fn error() -> HandlerError {
     HandlerError::from("no")
 }
 
+fn permanent() -> HandlerError {
+    HandlerError::permanent("no")
+}
+
 fn retry_after() -> HandlerError {
     HandlerError::retry_after(Duration::from_secs(60), "not now")
+}
+
+fn committed(handled: Handled) -> End {
+    End::Tx(TxOutcome::Committed(handled))
+}
+
+fn exhausted() -> End {
+    End::Exhausted {
+        attempts: 3,
+        error: why(),
+    }
 }
 
 fn rejected() -> End {
@@ -65,305 +88,97 @@ fn why() -> String {
     "why".to_owned()
 }
 
-const RETRY: &str = "defer, retry in place after outage(2)";
 const DISCARD: &str = "fail, already acked";
-const PERSISTED: &str = "dead-letter persisted";
 const OUTAGE: &str = "probe; defer, retry in place after outage(2)";
+const LOCKED: &str = "probe; lock, nak after backoff(2)";
+const UNCOUNTED: &str = "probe; defer, nak after backoff(1)";
+const IN_PLACE: &str = "probe; strike; defer, retry in place after outage(2)";
+const NAKKED: &str = "probe; strike; defer, nak after backoff(4)";
+const PERSISTED: &str = "dead-letter persisted";
+const REJECTED: &str = "dead-letter rejected";
+const PERMANENT: &str = "dead-letter permanent";
+const EXHAUSTED: &str = "dead-letter exhausted";
 
+#[rustfmt::skip]
 fn table() -> Vec<Case> {
-    use OnStrike::{Count, Nak, RetryInPlace};
     use TxOutcome as Tx;
-    let suspect = |name, end: fn() -> End| {
-        [
-            case(name, end, [OUTAGE, OUTAGE, OUTAGE, DISCARD]).with(outage),
-            case(
-                name,
-                end,
-                [
-                    "probe; strike; defer, retry in place after outage(2)",
-                    "probe; strike; defer, retry in place after outage(2)",
-                    "probe; strike; defer, retry in place after outage(2)",
-                    DISCARD,
-                ],
-            )
-            .with(|facts| strike(RetryInPlace, facts)),
-            case(
-                name,
-                end,
-                [
-                    "probe; strike; defer, nak after backoff(4)",
-                    "probe; strike; defer, nak after backoff(4)",
-                    "probe; strike; defer, nak after backoff(4)",
-                    DISCARD,
-                ],
-            )
-            .with(|facts| strike(Nak, facts)),
-            case(
-                name,
-                end,
-                [
-                    "probe; strike; counted",
-                    "probe; strike; counted",
-                    "probe; strike; dead-letter persisted",
-                    DISCARD,
-                ],
-            )
-            .with(|facts| strike(Count, facts)),
-        ]
-    };
     let mut table = vec![
-        case(
-            "committed",
-            || End::Tx(Tx::Committed(Handled::Processed)),
-            ["process, ack", "process, ack", "process, ack", "process, already acked"],
-        ),
-        case(
-            "committed, redelivered",
-            || End::Tx(Tx::Committed(Handled::Processed)),
-            [
-                "process, ack",
-                "process, ack again",
-                "process, ack again",
-                "process, already acked",
-            ],
-        )
-        .with(|facts| facts.redelivered = true),
-        case(
-            "skipped",
-            || End::Tx(Tx::Committed(Handled::Skipped)),
-            ["skip, ack", "skip, ack", "skip, ack", "skip, already acked"],
-        ),
-        case(
-            "found to be a duplicate by the handler",
-            || End::Tx(Tx::Committed(Handled::Duplicate)),
-            [
-                "duplicate, ack",
-                "duplicate, ack",
-                "duplicate, ack",
-                "duplicate, already acked",
-            ],
-        ),
-        case(
-            "duplicate",
-            || End::Tx(Tx::Duplicate(OURS)),
-            ["duplicate, ack again"; 4],
-        ),
-        case(
-            "duplicate, another payload",
-            || End::Tx(Tx::Duplicate(OTHER_PAYLOAD)),
-            ["duplicate, ack again"; 4],
-        ),
-        case(
-            "id reused",
-            || End::Tx(Tx::Duplicate(OTHER_SUBJECT)),
-            ["dead-letter id_reused"; 4],
-        ),
-        case(
-            "failed",
-            || End::Tx(Tx::Failed(error())),
-            ["counted", "counted", PERSISTED, DISCARD],
-        ),
-        case(
-            "failed, retry after",
-            || End::Tx(Tx::Failed(retry_after())),
-            ["counted after 60s", "counted after 60s", PERSISTED, DISCARD],
-        ),
-        case(
-            "failed for good",
-            || End::Tx(Tx::Failed(HandlerError::permanent("no"))),
-            ["dead-letter permanent", "dead-letter permanent", PERSISTED, DISCARD],
-        ),
-        case(
-            "transaction broken",
-            || End::Tx(Tx::TxBroken(why())),
-            ["dead-letter broken_transaction"; 4],
-        ),
-        case(
-            "unstorable",
-            || End::Tx(Tx::Unstorable(why())),
-            ["dead-letter rejected"; 4],
-        ),
-        case(
-            "locked",
-            || End::Tx(Tx::Locked(why())),
-            [
-                "probe; lock, nak after backoff(2)",
-                "probe; lock, nak after backoff(2)",
-                "probe; lock, nak after backoff(2)",
-                DISCARD,
-            ],
-        ),
-        case(
-            "locked, outage",
-            || End::Tx(Tx::Locked(why())),
-            [OUTAGE, OUTAGE, OUTAGE, DISCARD],
-        )
-        .with(outage),
-        case(
-            "stale connection",
-            || End::Tx(Tx::StaleConnection(error())),
-            ["counted", "counted", PERSISTED, DISCARD],
-        ),
-        case(
-            "suspected outage, failed for good",
-            || End::Tx(Tx::SuspectedOutage(HandlerError::permanent("no"))),
-            [
-                "probe; dead-letter permanent",
-                "probe; dead-letter permanent",
-                "probe; dead-letter persisted",
-                DISCARD,
-            ],
-        ),
-        case(
-            "suspected outage, retry after",
-            || End::Tx(Tx::SuspectedOutage(retry_after())),
-            [
-                "probe; counted after 60s",
-                "probe; counted after 60s",
-                "probe; dead-letter persisted",
-                DISCARD,
-            ],
-        ),
-        case(
-            "rejected",
-            rejected,
-            [
-                "look up; dead-letter rejected",
-                "dead-letter rejected",
-                "dead-letter rejected",
-                "dead-letter rejected",
-            ],
-        ),
-        case(
-            "rejected, handled before",
-            rejected,
-            [
-                "look up; duplicate, ack again",
-                "dead-letter rejected",
-                "dead-letter rejected",
-                "dead-letter rejected",
-            ],
-        )
-        .with(handled),
-        case(
-            "rejected, id reused",
-            rejected,
-            [
-                "look up; dead-letter id_reused",
-                "dead-letter rejected",
-                "dead-letter rejected",
-                "dead-letter rejected",
-            ],
-        )
-        .with(|facts| facts.handled = Some(Some(OTHER_SUBJECT))),
-        case(
-            "undecodable",
-            || End::Undecodable(error()),
-            ["look up; counted", "counted", PERSISTED, "dead-letter rejected"],
-        ),
-        case(
-            "undecodable, handled before",
-            || End::Undecodable(error()),
-            [
-                "look up; duplicate, ack again",
-                "counted",
-                PERSISTED,
-                "dead-letter rejected",
-            ],
-        )
-        .with(handled),
-        case(
-            "exhausted",
-            || End::Exhausted {
-                attempts: 3,
-                error: why(),
-            },
-            [
-                "look up; dead-letter exhausted",
-                "dead-letter exhausted",
-                "dead-letter exhausted",
-                "dead-letter exhausted",
-            ],
-        ),
-        case(
-            "exhausted, handled before",
-            || End::Exhausted {
-                attempts: 3,
-                error: why(),
-            },
-            [
-                "look up; duplicate, ack again",
-                "dead-letter exhausted",
-                "dead-letter exhausted",
-                "dead-letter exhausted",
-            ],
-        )
-        .with(handled),
-        case(
-            "dead-lettered before",
-            || End::AlreadyDeadLettered,
-            ["dead-letter, ack again"; 4],
-        ),
-        case("busy", || End::Busy(why()), ["probe; lock, nak after backoff(2)"; 4]),
+        // name, end                                                        exactly_once, at_least_once, on_persist, at_most_once
+        case("committed", || committed(Handled::Processed),
+            ["process, ack", "process, ack", "process, ack", "process, already acked"]),
+        case("committed, redelivered", || committed(Handled::Processed),
+            ["process, ack", "process, ack again", "process, ack again", "process, already acked"]).with(redelivered),
+        case("skipped", || committed(Handled::Skipped),
+            ["skip, ack", "skip, ack", "skip, ack", "skip, already acked"]),
+        case("claimed by the handler itself", || committed(Handled::Duplicate),
+            ["duplicate, ack", "duplicate, ack", "duplicate, ack", "duplicate, already acked"]),
+        case("duplicate", || End::Tx(Tx::Duplicate(OURS)), ["duplicate, ack again"; 4]),
+        case("duplicate, another payload", || End::Tx(Tx::Duplicate(OTHER_PAYLOAD)), ["duplicate, ack again"; 4]),
+        case("id reused", || End::Tx(Tx::Duplicate(OTHER_SUBJECT)), ["dead-letter id_reused"; 4]),
+
+        case("failed", || End::Tx(Tx::Failed(error())), ["counted", "counted", PERSISTED, DISCARD]),
+        case("failed, retry after", || End::Tx(Tx::Failed(retry_after())),
+            ["counted after 60s", "counted after 60s", PERSISTED, DISCARD]),
+        case("failed for good", || End::Tx(Tx::Failed(permanent())), [PERMANENT, PERMANENT, PERSISTED, DISCARD]),
+        case("stale connection", || End::Tx(Tx::StaleConnection(error())), ["counted", "counted", PERSISTED, DISCARD]),
+        case("transaction broken", || End::Tx(Tx::TxBroken(why())), ["dead-letter broken_transaction"; 4]),
+        case("unstorable", || End::Tx(Tx::Unstorable(why())), [REJECTED; 4]),
+        case("locked", || End::Tx(Tx::Locked(why())), [LOCKED, LOCKED, LOCKED, DISCARD]),
+        case("locked, outage", || End::Tx(Tx::Locked(why())), [OUTAGE, OUTAGE, OUTAGE, DISCARD]).with(outage),
+        case("suspected outage, failed for good", || End::Tx(Tx::SuspectedOutage(permanent())),
+            ["probe; dead-letter permanent", "probe; dead-letter permanent", "probe; dead-letter persisted", DISCARD]),
+        case("suspected outage, retry after", || End::Tx(Tx::SuspectedOutage(retry_after())),
+            ["probe; counted after 60s", "probe; counted after 60s", "probe; dead-letter persisted", DISCARD]),
+
+        case("rejected", rejected, ["look up; dead-letter rejected", REJECTED, REJECTED, REJECTED]),
+        case("rejected, handled before", rejected,
+            ["look up; duplicate, ack again", REJECTED, REJECTED, REJECTED]).with(handled),
+        case("rejected, id reused", rejected,
+            ["look up; dead-letter id_reused", REJECTED, REJECTED, REJECTED]).with(handled_with_other_subject),
+        case("undecodable", || End::Undecodable(error()), ["look up; counted", "counted", PERSISTED, REJECTED]),
+        case("undecodable, handled before", || End::Undecodable(error()),
+            ["look up; duplicate, ack again", "counted", PERSISTED, REJECTED]).with(handled),
+        case("exhausted", exhausted, ["look up; dead-letter exhausted", EXHAUSTED, EXHAUSTED, EXHAUSTED]),
+        case("exhausted, handled before", exhausted,
+            ["look up; duplicate, ack again", EXHAUSTED, EXHAUSTED, EXHAUSTED]).with(handled),
+        case("dead-lettered before", || End::AlreadyDeadLettered, ["dead-letter, ack again"; 4]),
+
+        case("busy", || End::Busy(why()), [LOCKED; 4]),
         case("busy, outage", || End::Busy(why()), [OUTAGE; 4]).with(outage),
         case("lease lost", || End::LeaseLost, ["lock, nak after 0ns"; 4]),
-        case(
-            "lease lost at the acknowledgement",
-            || End::LeaseLostAtAck(why()),
-            ["lock, already acked"; 4],
-        ),
-        case("acknowledgement failed", || End::AckFailed(why()), [RETRY; 4]),
-        case(
-            "step failed",
-            || End::StepFailed(why()),
-            ["probe; defer, nak after backoff(1)"; 4],
-        ),
-        case(
-            "step failed, after strikes",
-            || End::StepFailed(why()),
-            ["probe; defer, nak after backoff(5)"; 4],
-        )
-        .with(|facts| facts.strikes = 5),
+        case("lease lost at the acknowledgement", || End::LeaseLostAtAck(why()), ["lock, already acked"; 4]),
+        case("acknowledgement failed", || End::AckFailed(why()), ["defer, retry in place after outage(2)"; 4]),
+        case("step failed", || End::StepFailed(why()), [UNCOUNTED; 4]),
+        case("step failed, after strikes", || End::StepFailed(why()),
+            ["probe; defer, nak after backoff(5)"; 4]).with(|facts| facts.strikes = 5),
         case("step failed, outage", || End::StepFailed(why()), [OUTAGE; 4]).with(outage),
+
         case("dead-lettered", || End::DeadLettered, ["dead-letter, ack"; 4]),
-        case(
-            "dead-lettered, redelivered",
-            || End::DeadLettered,
-            [
-                "dead-letter, ack",
-                "dead-letter, ack again",
-                "dead-letter, ack again",
-                "dead-letter, ack",
-            ],
-        )
-        .with(|facts| facts.redelivered = true),
-        case(
-            "dead letter failed",
-            || dead_letter_failed(Reason::BrokenTransaction),
-            [
-                "probe; defer, nak after backoff(1)",
-                "probe; defer, nak after backoff(1)",
-                "probe; defer, nak after backoff(1)",
-                DISCARD,
-            ],
-        ),
-        case(
-            "dead letter of a rejected message failed",
-            || dead_letter_failed(Reason::Rejected),
-            ["probe; defer, nak after backoff(1)"; 4],
-        ),
-        case(
-            "dead letter failed, outage",
-            || dead_letter_failed(Reason::Exhausted),
-            [OUTAGE, OUTAGE, OUTAGE, DISCARD],
-        )
-        .with(outage),
+        case("dead-lettered, redelivered", || End::DeadLettered,
+            ["dead-letter, ack", "dead-letter, ack again", "dead-letter, ack again", "dead-letter, ack"]).with(redelivered),
+        case("dead letter failed", || dead_letter_failed(Reason::BrokenTransaction),
+            [UNCOUNTED, UNCOUNTED, UNCOUNTED, DISCARD]),
+        case("dead letter failed, outage", || dead_letter_failed(Reason::Exhausted),
+            [OUTAGE, OUTAGE, OUTAGE, DISCARD]).with(outage),
+        case("dead letter of a rejected message failed", || dead_letter_failed(Reason::Rejected), [UNCOUNTED; 4]),
         case("replay lease lost", || End::ReplayLeaseLost, ["lock, already acked"; 4]),
     ];
-    table.extend(suspect("connection lost", || End::Tx(Tx::ConnectionLost(why()))));
-    table.extend(suspect("retry", || End::Tx(Tx::RetryTx(why()))));
-    table.extend(suspect("deployment fault", || End::Tx(Tx::DeploymentFault(error()))));
-    table.extend(suspect("suspected outage", || End::Tx(Tx::SuspectedOutage(error()))));
+    let suspects: [(&'static str, fn() -> End); 4] = [
+        ("connection lost", || End::Tx(Tx::ConnectionLost(why()))),
+        ("retry", || End::Tx(Tx::RetryTx(why()))),
+        ("deployment fault", || End::Tx(Tx::DeploymentFault(error()))),
+        ("suspected outage", || End::Tx(Tx::SuspectedOutage(error()))),
+    ];
+    for (name, end) in suspects {
+        table.extend([
+            case(name, end, [OUTAGE, OUTAGE, OUTAGE, DISCARD]).with(outage),
+            case(name, end, [IN_PLACE, IN_PLACE, IN_PLACE, DISCARD]).with(|facts| strike(OnStrike::RetryInPlace, facts)),
+            case(name, end, [NAKKED, NAKKED, NAKKED, DISCARD]).with(|facts| strike(OnStrike::Nak, facts)),
+            case(name, end, [
+                "probe; strike; counted", "probe; strike; counted", "probe; strike; dead-letter persisted", DISCARD,
+            ]).with(|facts| strike(OnStrike::Count, facts)),
+        ]);
+    }
     table
 }
 
