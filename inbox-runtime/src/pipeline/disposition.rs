@@ -148,8 +148,7 @@ pub(super) struct Facts {
     pub(super) deliveries: u32,
     /// The strikes that it has.
     pub(super) strikes: u32,
-    /// The fingerprint of the message of this id that the group has handled, if it has.
-    pub(super) handled: Option<Option<Fingerprint>>,
+    pub(super) inbox_row: Option<InboxRow>,
     /// The answer of the database to a probe; the error is why it is unavailable.
     pub(super) probe: Option<Result<(), String>>,
     /// What follows from the strike.
@@ -158,12 +157,21 @@ pub(super) struct Facts {
     pub(super) attempts: Option<u32>,
 }
 
+/// The inbox row of the message's id.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum InboxRow {
+    Absent,
+    /// The group has handled a message of this id, which had this fingerprint.
+    Present(Fingerprint),
+}
+
 impl Facts {
     /// The fingerprint of the message that this one is a duplicate of, if it is one.
     pub(super) fn duplicate_of(&self, end: &End) -> Option<Fingerprint> {
-        match end {
-            End::Tx(TxOutcome::Duplicate(kept)) => Some(*kept),
-            _ => self.handled.flatten(),
+        match (end, self.inbox_row) {
+            (End::Tx(TxOutcome::Duplicate(kept)), _) => Some(*kept),
+            (_, Some(InboxRow::Present(kept))) => Some(kept),
+            _ => None,
         }
     }
 }
@@ -257,10 +265,10 @@ pub(super) fn decide(end: &End, policy: Policy, facts: &Facts) -> Decision {
     use Outcome::{DeadLettered, Locked};
     use Settlement::{AckAgain, AlreadyAcked, Nak};
     if end.is_unclaimed() && policy.ack == ExactlyOnce {
-        match facts.handled {
+        match facts.inbox_row {
             None => return Decision::LookUp,
-            Some(Some(kept)) => return duplicate(kept, facts),
-            Some(None) => {}
+            Some(InboxRow::Present(kept)) => return duplicate(kept, facts),
+            Some(InboxRow::Absent) => {}
         }
     }
     match (end, policy.ack) {

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use super::{
-    disposition::{Decision, Delay, Disposition, End, Facts, Policy, Settlement, TxOutcome, decide},
+    disposition::{Decision, Delay, Disposition, End, Facts, InboxRow, Policy, Settlement, TxOutcome, decide},
     execution::Execution,
 };
 use crate::{
     error_chain::text,
     failpoint::notify_harness,
     outcome::Outcome,
-    store::{Fingerprint, Store, StoreError},
+    store::{Store, StoreError},
 };
 
 impl<S: Store> Execution<'_, S> {
@@ -20,7 +20,7 @@ impl<S: Store> Execution<'_, S> {
         let mut facts = self.facts();
         loop {
             let step = match decide(&end, policy, &facts) {
-                Decision::LookUp => self.look_up().await.map(|handled| facts.handled = Some(handled)),
+                Decision::LookUp => self.look_up().await.map(|row| facts.inbox_row = Some(row)),
                 Decision::Probe => {
                     let probe = self.pipeline.store.probe().await;
                     facts.probe = Some(probe.map_err(|cause| text(&cause)));
@@ -57,23 +57,24 @@ impl<S: Store> Execution<'_, S> {
             redelivered: delivery.redelivered,
             deliveries: u32::try_from(delivery.delivery_count.unwrap_or(1)).unwrap_or(u32::MAX),
             strikes: self.pipeline.strikes.count(&self.key),
-            handled: None,
+            inbox_row: None,
             probe: None,
             on_strike: None,
             attempts: None,
         }
     }
 
-    /// The fingerprint of the message of this id that the group has handled, if it has.
-    async fn look_up(&mut self) -> Result<Option<Fingerprint>, StoreError> {
-        loop {
-            let Some(id) = &self.id else { return Ok(None) };
-            let handled = self.pipeline.records.handled(self.meta().group, id).await?;
-            // Under an id of its own it is looked up again.
-            if !handled.is_some_and(|kept| self.leave_reused_position(kept)) {
-                return Ok(handled);
+    /// Looks up whether the group has handled a message of this id. One without a usable id was not handled.
+    async fn look_up(&mut self) -> Result<InboxRow, StoreError> {
+        while let Some(id) = &self.id {
+            match self.pipeline.records.handled(self.meta().group, id).await? {
+                // Under an id of its own it is looked up again.
+                Some(kept) if self.leave_reused_position(kept) => {}
+                Some(kept) => return Ok(InboxRow::Present(kept)),
+                None => break,
             }
         }
+        Ok(InboxRow::Absent)
     }
 
     /// What a settlement entails besides: the records of attempts and strikes, health, the log.

@@ -39,11 +39,11 @@ fn outage(facts: &mut Facts) {
 }
 
 fn handled(facts: &mut Facts) {
-    facts.handled = Some(Some(OURS));
+    facts.inbox_row = Some(InboxRow::Present(OURS));
 }
 
 fn handled_with_other_subject(facts: &mut Facts) {
-    facts.handled = Some(Some(OTHER_SUBJECT));
+    facts.inbox_row = Some(InboxRow::Present(OTHER_SUBJECT));
 }
 
 fn redelivered(facts: &mut Facts) {
@@ -163,23 +163,24 @@ fn table() -> Vec<Case> {
         case("dead letter of a rejected message failed", || dead_letter_failed(Reason::Rejected), [UNCOUNTED; 4]),
         case("replay lease lost", || End::ReplayLeaseLost, ["lock, already acked"; 4]),
     ];
-    let suspects: [(&'static str, fn() -> End); 4] = [
-        ("connection lost", || End::Tx(Tx::ConnectionLost(why()))),
-        ("retry", || End::Tx(Tx::RetryTx(why()))),
-        ("deployment fault", || End::Tx(Tx::DeploymentFault(error()))),
-        ("suspected outage", || End::Tx(Tx::SuspectedOutage(error()))),
-    ];
-    for (name, end) in suspects {
-        table.extend([
-            case(name, end, [OUTAGE, OUTAGE, OUTAGE, DISCARD]).with(outage),
-            case(name, end, [IN_PLACE, IN_PLACE, IN_PLACE, DISCARD]).with(|facts| strike(OnStrike::RetryInPlace, facts)),
-            case(name, end, [NAKKED, NAKKED, NAKKED, DISCARD]).with(|facts| strike(OnStrike::Nak, facts)),
-            case(name, end, [
-                "probe; strike; counted", "probe; strike; counted", "probe; strike; dead-letter persisted", DISCARD,
-            ]).with(|facts| strike(OnStrike::Count, facts)),
-        ]);
-    }
+    table.extend(suspect("connection lost", || End::Tx(Tx::ConnectionLost(why()))));
+    table.extend(suspect("retry", || End::Tx(Tx::RetryTx(why()))));
+    table.extend(suspect("deployment fault", || End::Tx(Tx::DeploymentFault(error()))));
+    table.extend(suspect("suspected outage", || End::Tx(Tx::SuspectedOutage(error()))));
     table
+}
+
+/// An end whose cause may be the message or an outage.
+#[rustfmt::skip]
+fn suspect(name: &'static str, end: fn() -> End) -> [Case; 4] {
+    [
+        case(name, end, [OUTAGE, OUTAGE, OUTAGE, DISCARD]).with(outage),
+        case(name, end, [IN_PLACE, IN_PLACE, IN_PLACE, DISCARD]).with(|facts| strike(OnStrike::RetryInPlace, facts)),
+        case(name, end, [NAKKED, NAKKED, NAKKED, DISCARD]).with(|facts| strike(OnStrike::Nak, facts)),
+        case(name, end, [
+            "probe; strike; counted", "probe; strike; counted", "probe; strike; dead-letter persisted", DISCARD,
+        ]).with(|facts| strike(OnStrike::Count, facts)),
+    ]
 }
 
 fn dead_letter_failed(reason: Reason) -> End {
@@ -193,7 +194,7 @@ fn dead_letter_failed(reason: Reason) -> End {
 /// Decides as `resolve` does, with the facts that `known` has; returns what is asked for on the way, and the fate.
 fn fate(end: &End, policy: Policy, known: &Facts) -> String {
     let mut facts = Facts {
-        handled: None,
+        inbox_row: None,
         probe: None,
         on_strike: None,
         attempts: None,
@@ -205,7 +206,7 @@ fn fate(end: &End, policy: Policy, known: &Facts) -> String {
         match decide(end, policy, &facts) {
             Decision::LookUp => {
                 steps.push("look up".to_owned());
-                facts.handled = known.handled;
+                facts.inbox_row = known.inbox_row;
             }
             Decision::Probe => {
                 steps.push("probe".to_owned());
@@ -302,7 +303,7 @@ fn every_end_has_its_fate_under_every_strategy() {
                     redelivered: false,
                     deliveries: 2,
                     strikes: 0,
-                    handled: Some(None),
+                    inbox_row: Some(InboxRow::Absent),
                     probe: Some(Ok(())),
                     on_strike: None,
                     attempts: Some(attempts),
@@ -365,7 +366,7 @@ fn an_unknown_fingerprint_agrees_with_every_message() {
         redelivered: true,
         deliveries: 1,
         strikes: 0,
-        handled: None,
+        inbox_row: None,
         probe: None,
         on_strike: None,
         attempts: None,
