@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::{
+    consumer::replay::REQUESTED,
     inbox::erased::kinds,
-    pipeline::replay::REQUESTED,
     store::{DeadLetter, IntoStore, Records, Store, StoreError, StoreSettings},
 };
 

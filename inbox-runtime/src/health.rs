@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{broker::SourceStatus, handler::HandlerMeta, pipeline::Vitals};
+use crate::{broker::SourceStatus, handler::HandlerMeta, pipeline::PipelineStatus};
 
 /// Whether an inbox runs, and whether it can work.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,16 +71,16 @@ pub struct HandlerHealth {
     pub lag: Option<u64>,
 }
 
-/// One handler, as it can be looked at while it runs.
-pub(crate) struct Watched {
+/// What one handler shows of itself while it runs.
+pub(crate) struct HandlerStatus {
     pub(crate) meta: Arc<HandlerMeta>,
-    pub(crate) vitals: Vitals,
-    pub(crate) status: SourceStatus,
+    pub(crate) pipeline: PipelineStatus,
+    pub(crate) source: SourceStatus,
     /// How long it may make no progress beyond the handler's timeout.
     pub(crate) stall_after: Duration,
 }
 
-impl Watched {
+impl HandlerStatus {
     /// What stands still for longer than its bounds explain, whatever the cause.
     fn stalled(&self) -> Option<String> {
         self.acks_fail().or_else(|| self.idle()).or_else(|| self.hangs())
@@ -88,7 +88,7 @@ impl Watched {
 
     /// What is handled is not acknowledged.
     fn acks_fail(&self) -> Option<String> {
-        let (time, why) = self.vitals.pace.acks_fail()?;
+        let (time, why) = self.pipeline.progress.failing_acks()?;
         (time > self.stall_after).then(|| {
             format!(
                 "every acknowledgement has failed for {}: {why}; what is handled meanwhile comes again, and is recognised where \
@@ -100,9 +100,9 @@ impl Watched {
 
     /// Nothing has been settled, nor has the broker answered.
     fn idle(&self) -> Option<String> {
-        let idle = self.vitals.pace.idle();
+        let idle = self.pipeline.progress.since_progress();
         // A pull may wait for a while where nothing is in hand.
-        let pull = if self.vitals.in_flight.len() > 0 {
+        let pull = if self.pipeline.leases.len() > 0 {
             Duration::ZERO
         } else {
             PULL
@@ -114,14 +114,14 @@ impl Watched {
                  hangs: look at the last lines of the log, and restart this program",
                 seconds(idle),
                 seconds(self.bound()),
-                self.vitals.in_flight.len()
+                self.pipeline.leases.len()
             )
         })
     }
 
     /// One message hangs while others go on, or wait for it.
     fn hangs(&self) -> Option<String> {
-        let longest = self.vitals.in_flight.longest()?;
+        let longest = self.pipeline.leases.longest()?;
         (longest > self.bound()).then(|| {
             format!(
                 "a message has been handled, or its acknowledgement been waited for, for {}, which is longer than the handler's \
@@ -138,12 +138,13 @@ impl Watched {
     }
 
     fn health(&self) -> HandlerHealth {
-        let (database, broker) = self.vitals.trouble.both();
-        let mut waiting = self.status.reasons();
+        let availability = &self.pipeline.availability;
+        let (database, broker) = (availability.database(), availability.broker());
+        let mut waiting = self.source.reasons();
         if database.is_none() && broker.is_none() && waiting.is_empty() {
             waiting.extend(self.stalled());
         }
-        let (backing_off, next_retry) = self.vitals.pace.backing_off();
+        let (backing_off, next_retry) = self.pipeline.progress.backing_off();
         HandlerHealth {
             handler: self.meta.name,
             group: self.meta.group,
@@ -152,13 +153,13 @@ impl Watched {
             broker,
             database,
             waiting,
-            back_offs: self.status.back_offs(),
+            back_offs: self.source.back_offs(),
             backing_off,
             next_retry,
-            in_flight: self.vitals.in_flight.len(),
-            since_progress: self.vitals.pace.idle(),
-            oldest_transaction: self.vitals.open.oldest(),
-            lag: self.status.lag(),
+            in_flight: self.pipeline.leases.len(),
+            since_progress: self.pipeline.progress.since_progress(),
+            oldest_transaction: self.pipeline.open.oldest(),
+            lag: self.source.lag(),
         }
     }
 }
@@ -200,7 +201,7 @@ struct Inner {
     drain: CancellationToken,
     /// What the start waits for, each with the reason.
     waits: watch::Sender<BTreeMap<String, String>>,
-    handlers: OnceLock<Vec<Watched>>,
+    handlers: OnceLock<Vec<HandlerStatus>>,
 }
 
 impl HealthHandle {
@@ -243,7 +244,7 @@ impl HealthHandle {
             .get()
             .into_iter()
             .flatten()
-            .map(Watched::health)
+            .map(HandlerStatus::health)
             .collect();
         for one in &handlers {
             let all = one.database.iter().chain(&one.broker).chain(&one.waiting);
@@ -259,7 +260,7 @@ impl HealthHandle {
                 .handlers
                 .get()
                 .and_then(|handlers| handlers.first())
-                .map(|one| one.vitals.stranded.texts())
+                .map(|one| one.pipeline.stranded.warnings())
                 .unwrap_or_default(),
             handlers,
         }
@@ -273,9 +274,9 @@ impl fmt::Debug for HealthHandle {
 }
 
 /// Held by the inbox: dropped with it, it says that it is over.
-pub(crate) struct Life(HealthHandle);
+pub(crate) struct LifecycleGuard(HealthHandle);
 
-impl Life {
+impl LifecycleGuard {
     /// What tells the inbox to stop.
     pub(crate) fn drain(&self) -> CancellationToken {
         self.0.0.drain.clone()
@@ -306,7 +307,7 @@ impl Life {
     }
 
     /// The start is over.
-    pub(crate) fn prepared(&self, handlers: Vec<Watched>) {
+    pub(crate) fn prepared(&self, handlers: Vec<HandlerStatus>) {
         self.0.0.waits.send_modify(BTreeMap::clear);
         // Once in a life.
         let _ = self.0.0.handlers.set(handlers);
@@ -322,13 +323,13 @@ impl Life {
     }
 }
 
-impl Default for Life {
+impl Default for LifecycleGuard {
     fn default() -> Self {
         Self(HealthHandle::new())
     }
 }
 
-impl Drop for Life {
+impl Drop for LifecycleGuard {
     fn drop(&mut self) {
         self.0.0.state.store(ENDED, Ordering::Release);
     }

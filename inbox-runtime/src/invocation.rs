@@ -1,4 +1,4 @@
-//! A handler that only lacks its transaction: its arguments are decoded, its future isn't made yet.
+//! One call of a handler: its arguments are decoded, and it waits for its transaction.
 
 use std::{fmt, future::Future, pin::Pin};
 
@@ -13,14 +13,14 @@ pub type HandlerFuture<'t> = Pin<Box<dyn Future<Output = Result<Handled, Handler
 
 type Call<C> = Box<dyn for<'t> FnOnce(&'t mut C) -> HandlerFuture<'t> + Send>;
 
-/// A handler with its arguments, waiting for the transaction.
-pub struct Bound<S: Store> {
+/// One call of a handler, with its arguments, waiting for the transaction.
+pub struct Invocation<S: Store> {
     /// `None` when it is running.
     call: Option<Call<S::Conn>>,
 }
 
-impl<S: Store> Bound<S> {
-    /// Wraps the call. The closure must be written in the call to this function: bound to a variable first, its
+impl<S: Store> Invocation<S> {
+    /// Wraps the call. The closure must be written in the call to this function: if it is assigned to a variable first, its
     /// lifetime is not inferred.
     pub fn new<F>(call: F) -> Self
     where
@@ -40,7 +40,7 @@ impl<S: Store> Bound<S> {
     }
 }
 
-impl<S: Store> Drop for Bound<S> {
+impl<S: Store> Drop for Invocation<S> {
     /// The arguments of a handler that doesn't run (of a duplicate, for one) are dropped here. A destructor of theirs
     /// that panics must not take the worker with it.
     fn drop(&mut self) {
@@ -48,9 +48,9 @@ impl<S: Store> Drop for Bound<S> {
     }
 }
 
-impl<S: Store> fmt::Debug for Bound<S> {
+impl<S: Store> fmt::Debug for Invocation<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bound").finish_non_exhaustive()
+        f.debug_struct("Invocation").finish_non_exhaustive()
     }
 }
 

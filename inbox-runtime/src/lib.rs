@@ -72,7 +72,9 @@ mod backoff;
 mod broker;
 mod claim;
 pub mod config;
+mod consumer;
 mod contain;
+mod counters;
 mod dead_letters;
 mod delivery;
 mod error;
@@ -100,7 +102,6 @@ mod registry;
 mod shutdown;
 mod stderr;
 mod store;
-mod tally;
 pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -167,6 +168,7 @@ pub use broker::kafka::{self, Kafka};
 pub use broker::nats::{self, Nats};
 pub use broker::{Broker, BrokerError, Lease, Published, Source, SourceStatus, Subscription};
 pub use claim::{claim, migrate};
+pub use counters::Report;
 pub use dead_letters::{DeadLetterQuery, DeadLetters, dead_letters};
 pub use delivery::{Delivery, Headers, Message};
 pub use error::{BlockedHandlers, Error, StartErrors};
@@ -182,7 +184,6 @@ pub use store::{
     ClaimError, Claimed, ConnectError, DeadLetter, DeadLetterStatus, Fingerprint, InboxConnection, IntoStore, Migrate,
     MigrateError, Reason, StoreError, StoreSettings,
 };
-pub use tally::Report;
 
 /// Runs every handler that is linked into the program, until SIGTERM or SIGINT.
 ///
@@ -247,7 +248,7 @@ pub mod __private {
     pub use crate::{
         extract::{Arg, DeliveryContext, Rejection, arg},
         handler::{AckStrategy, HandlerMeta, IdSource, StartPosition},
-        invocation::{Bound, outcome, run},
+        invocation::{Invocation, outcome, run},
         registry::Registration,
         store::{StoreOf, detached::Detached},
     };
@@ -261,6 +262,8 @@ pub mod __private {
         extract::ArgCheck,
         invocation::HandlerFuture,
         registry::Decode,
-        store::{AttemptKey, AttemptLimit, Attempts, NewDeadLetter, Records, ReplayToken, Session, Store, Stranded},
+        store::{
+            AttemptKey, AttemptLimit, BeginAttempt, NewDeadLetter, Records, ReplayToken, Session, Store, Stranded,
+        },
     };
 }

@@ -5,12 +5,12 @@ use std::fmt;
 use crate::{
     extract::{ArgCheck, DeliveryContext, Rejection},
     handler::HandlerMeta,
-    invocation::Bound,
+    invocation::Invocation,
     store::{Store, detached::Detached},
 };
 
 /// How the arguments of a handler are made from a delivery.
-pub type Decode<S> = fn(&DeliveryContext<'_>) -> Result<Bound<S>, Rejection>;
+pub type Decode<S> = fn(&DeliveryContext<'_>) -> Result<Invocation<S>, Rejection>;
 
 /// One registered handler of a store. Made by `#[inbox_handler]`, found through `inventory`.
 pub struct Registration<S: Store> {

@@ -276,9 +276,9 @@ impl<L: Lease> Lease for FlakyLease<L> {
         self.inner.progress().await
     }
 
-    fn successor(&self) -> Option<(Delivery, Self)> {
-        self.faults.panic_in("successor");
-        let (delivery, inner) = self.inner.successor()?;
+    fn next_in_partition(&self) -> Option<(Delivery, Self)> {
+        self.faults.panic_in("next_in_partition");
+        let (delivery, inner) = self.inner.next_in_partition()?;
         let faults = self.faults.clone();
         Some((faults.altered(delivery), Self { inner, faults }))
     }

@@ -26,7 +26,7 @@ mod redefined {
     pub(super) struct Box;
     pub(super) struct Vec;
     pub(super) struct String;
-    pub(super) struct Bound;
+    pub(super) struct Invocation;
     pub(super) struct Registration;
     pub(super) trait Send {}
     pub(super) trait Sync {}

@@ -107,7 +107,7 @@ async fn play<D: TestDatabase>(database: D, number: usize, row: Row) {
         world.inbox.run_until_settled().await;
     } else {
         let text = said(world.inbox.crash_at(point(last))).await;
-        let expected = format!("expected a crash at {last}, but no message came there");
+        let expected = format!("expected a crash at {last}, but no message reached it");
         assert!(text.starts_with(&expected), "{text}");
     }
     assert_eq!(seen(&world, &row, &first_id).await, row.ended, "in the end: {row:#?}");
@@ -238,7 +238,7 @@ async fn what_fails_says_what_was_expected_and_what_was_there<D: TestDatabase>()
     world.publish("m2").await;
     let waits = format!("but `m2` waits for its first delivery to {handler}; until now: nothing (tests/tests/kit.rs:");
     let text = said(world.inbox.redeliver("m2")).await;
-    let expected = "expected `m2` to have been delivered before it is delivered again, ";
+    let expected = "expected `m2` to have been delivered before it is redelivered, ";
     assert!(text.starts_with(&format!("{expected}{waits}")), "{text}");
     let text = said(world.inbox.assert_acked("m2")).await;
     assert!(
@@ -267,7 +267,7 @@ async fn what_fails_says_what_was_expected_and_what_was_there<D: TestDatabase>()
 
     world.publish("m3").await;
     let text = said(world.inbox.crash_at(Point::AfterCommit)).await;
-    let points = "expected a crash at after_commit, but no message came there; points that were reached: after_decode, \
+    let points = "expected a crash at after_commit, but no message reached it; points that were reached: after_decode, \
                   after_begin, after_claim, in_handler, before_seal, in_dead_letter, before_ack, after_ack; until now: ";
     assert!(text.starts_with(points), "{text}");
 

@@ -121,9 +121,9 @@ fn decode(handler: &Handler) -> TokenStream {
     quote_spanned! {at(store_span(handler))=>
         fn __inbox_decode(
             #context: &__inbox::DeliveryContext<'_>,
-        ) -> __inbox::Result<__inbox::Bound<#store>, __inbox::Rejection> {
+        ) -> __inbox::Result<__inbox::Invocation<#store>, __inbox::Rejection> {
             #(#lets)*
-            __inbox::Result::Ok(__inbox::Bound::new(move |#parameter| #call))
+            __inbox::Result::Ok(__inbox::Invocation::new(move |#parameter| #call))
         }
     }
 }

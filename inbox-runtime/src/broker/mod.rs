@@ -219,9 +219,9 @@ pub trait Lease: Send + Sync + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// The delivery that comes behind this one, for brokers that let none out before this one is settled. Whoever has this one
-    /// may have it in hand, to go on with it at once when this one is acknowledged; if this one is given back, so is that.
-    fn successor(&self) -> Option<(Delivery, Self)>
+    /// The delivery after this one, for brokers that deliver none of its partition before this one is settled. A worker
+    /// prefetches it, to handle it as soon as this one is acknowledged; if this one is nakked, that one is dropped.
+    fn next_in_partition(&self) -> Option<(Delivery, Self)>
     where
         Self: Sized,
     {
@@ -499,7 +499,7 @@ pub(crate) trait ErasedLease: Send + Sync {
     fn progress(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
     fn is_ours(&self) -> bool;
     fn confirm_earlier(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
-    fn successor(&self) -> Option<(Delivery, DynLease)>;
+    fn next_in_partition(&self) -> Option<(Delivery, DynLease)>;
 }
 
 impl<L: Lease> ErasedLease for Owned<L> {
@@ -531,8 +531,8 @@ impl<L: Lease> ErasedLease for Owned<L> {
         contained("confirm_earlier", async move { L::confirm_earlier(self).await })
     }
 
-    fn successor(&self) -> Option<(Delivery, DynLease)> {
-        let (delivery, lease) = said("successor", || L::successor(self)).flatten()?;
+    fn next_in_partition(&self) -> Option<(Delivery, DynLease)> {
+        let (delivery, lease) = said("next_in_partition", || L::next_in_partition(self)).flatten()?;
         Some((delivery, erased(lease)))
     }
 }

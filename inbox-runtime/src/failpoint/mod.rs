@@ -5,9 +5,9 @@
 mod point;
 
 #[cfg(feature = "testing")]
-pub use point::{Point, point};
+pub(crate) use point::{HarnessEvent, Settled, Watch, message_id, notify, reach_named};
 #[cfg(feature = "testing")]
-pub(crate) use point::{Settled, Told, Watch, message_id, reach_named, tell};
+pub use point::{Point, point};
 
 /// Marks a point on the path of a message, as `inbox::<name>`.
 macro_rules! failpoint {
@@ -19,12 +19,12 @@ macro_rules! failpoint {
     };
 }
 
-/// Tells the harness of a user's test something, if this build has it.
-macro_rules! tell_test {
-    ($told:expr) => {
+/// Notifies the harness of a user's test of an event, if this build has it.
+macro_rules! notify_harness {
+    ($event:expr) => {
         #[cfg(feature = "testing")]
-        crate::failpoint::tell(|| $told);
+        crate::failpoint::notify(|| $event);
     };
 }
 
-pub(crate) use {failpoint, tell_test};
+pub(crate) use {failpoint, notify_harness};

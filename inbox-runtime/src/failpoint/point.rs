@@ -17,21 +17,21 @@ use crate::{delivery::Delivery, handler::HandlerMeta, identity, outcome::Outcome
 ///                                                                  AfterAck ─ BeforeAck ─ AfterCommit ◀──┘
 /// ```
 ///
-/// Under `at_most_once` `BeforeAck` and `AfterAck` come behind `AfterDecode`.
+/// Under `at_most_once` `BeforeAck` and `AfterAck` come after `AfterDecode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Point {
-    /// A redelivery has come; its attempt is not on record yet.
+    /// A message was redelivered; its attempt is not on record yet.
     BeforeAttempt,
-    /// A redelivery has come and its attempt is on record, if it is made.
+    /// A message was redelivered and its attempt is on record, if it is made.
     AfterAttempt,
     /// The arguments are made from the delivery; there is no transaction yet.
     AfterDecode,
     /// The transaction is open and nothing is written.
     AfterBegin,
-    /// The inbox row is written, not committed. Only handlers under `exactly_once` come here.
+    /// The inbox row is written, not committed. Only under `exactly_once`.
     AfterClaim,
-    /// A place in the handler that calls [`point`] with this name.
+    /// A call of [`point`] with this name in the handler.
     Handler(&'static str),
     /// The handler has returned, with success or an error.
     BeforeSeal,
@@ -96,15 +96,14 @@ impl fmt::Display for Point {
     }
 }
 
-/// A place in a handler at which a test can let the process die, by [`Point::Handler`] with the same name.
+/// A point in a handler at which a test can let the process die, by [`Point::Handler`] with the same name.
 ///
-/// Outside of a [`Harness`](crate::testing::Harness) it does nothing, and so it does in a task that the handler has spawned. The
-/// function is there only with the feature `testing`, so that the call stands under `#[cfg(test)]` in a crate that has the
-/// feature among its dev-dependencies only.
+/// It does nothing outside of a [`Harness`](crate::testing::Harness), and in a task that the handler has spawned. It needs the
+/// feature `testing`: a crate that has it among its dev-dependencies only calls it under `#[cfg(test)]`.
 ///
 /// # Cancel safety
 ///
-/// Dropped, nothing has happened.
+/// Dropping it has no effect.
 ///
 /// # Examples
 ///
@@ -123,7 +122,7 @@ impl fmt::Display for Point {
 pub async fn point(name: &'static str) {
     let stops = |watch: &Arc<Watch>| watch.stops_at(Point::Handler(name));
     if WATCH.try_with(stops).unwrap_or_default() {
-        // Whoever watches drops the task's future.
+        // The harness drops the task's future.
         future::pending::<()>().await;
     }
 }
@@ -140,26 +139,26 @@ pub(crate) async fn reach_named(name: &str) {
 }
 
 tokio::task_local! {
-    /// Only the task that a harness drives has one: tests that run beside it see nothing of it.
+    /// Set only in the task that a harness drives: tests that run beside it are not affected.
     static WATCH: Arc<Watch>;
 }
 
-/// Something that the pipeline tells the harness.
+/// What the pipeline notifies the harness of.
 #[derive(Debug)]
-pub(crate) enum Told<'a> {
+pub(crate) enum HarnessEvent<'a> {
     /// Why a message was not simply handled.
-    Trouble(&'a str),
-    /// What became of a delivery.
+    Error(&'a str),
+    /// A delivery was settled.
     Settled(Settled),
 }
 
-impl Told<'_> {
+impl HarnessEvent<'_> {
     pub(crate) fn settled(meta: &HandlerMeta, delivery: &Delivery, outcome: Outcome) -> Self {
         Self::Settled(Settled {
             handler: meta.name,
             message_id: message_id(delivery, meta),
             outcome,
-            trouble: None,
+            error: None,
         })
     }
 }
@@ -169,32 +168,33 @@ pub(crate) fn message_id(delivery: &Delivery, meta: &HandlerMeta) -> String {
     identity::of(delivery, meta.id).map_or_else(|_| delivery.position.clone(), |identity| identity.id)
 }
 
-/// Tells the harness that watches this task, if there is one.
-pub(crate) fn tell<'a>(told: impl FnOnce() -> Told<'a>) {
-    // Outside of a harness nobody listens.
-    let _ = WATCH.try_with(|watch| watch.hear(told()));
+/// Notifies the harness that watches this task, if there is one.
+pub(crate) fn notify<'a>(event: impl FnOnce() -> HarnessEvent<'a>) {
+    // It fails outside of a harness.
+    let _ = WATCH.try_with(|watch| watch.record(event()));
 }
 
-/// What became of a delivery.
+/// A delivery that was settled, and its outcome.
 #[derive(Clone, Debug)]
 pub(crate) struct Settled {
     pub(crate) handler: &'static str,
     pub(crate) message_id: String,
     pub(crate) outcome: Outcome,
-    pub(crate) trouble: Option<String>,
+    /// Why it was not simply handled.
+    pub(crate) error: Option<String>,
 }
 
 impl fmt::Display for Settled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` was {} by {}", self.message_id, self.outcome, self.handler)?;
-        match &self.trouble {
-            Some(trouble) => write!(f, " ({trouble})"),
+        match &self.error {
+            Some(error) => write!(f, " ({error})"),
             None => Ok(()),
         }
     }
 }
 
-/// What a harness sees of the task that it drives.
+/// What a harness observes of the task that it drives.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     armed: Option<Point>,
@@ -205,7 +205,7 @@ pub(crate) struct Watch {
 #[derive(Debug, Default)]
 struct Seen {
     points: Vec<Point>,
-    trouble: Option<String>,
+    error: Option<String>,
     settled: Option<Settled>,
 }
 
@@ -222,12 +222,12 @@ impl Watch {
         WATCH.scope(self.clone(), watched).await
     }
 
-    /// Returns when the task has come to the armed point.
+    /// Returns when the task has reached the armed point.
     pub(crate) async fn stopped(&self) {
         self.stopped.notified().await;
     }
 
-    /// The points that the task has come to, in order and each once.
+    /// The points that the task has reached, in order and each once.
     pub(crate) fn points(&self) -> Vec<Point> {
         self.seen().points.clone()
     }
@@ -249,13 +249,13 @@ impl Watch {
         stops
     }
 
-    fn hear(&self, told: Told<'_>) {
+    fn record(&self, event: HarnessEvent<'_>) {
         let mut seen = self.seen();
-        match told {
-            Told::Trouble(text) => seen.trouble = Some(text.to_owned()),
-            Told::Settled(settled) => {
-                let trouble = seen.trouble.take();
-                seen.settled = Some(Settled { trouble, ..settled });
+        match event {
+            HarnessEvent::Error(text) => seen.error = Some(text.to_owned()),
+            HarnessEvent::Settled(settled) => {
+                let error = seen.error.take();
+                seen.settled = Some(Settled { error, ..settled });
             }
         }
     }

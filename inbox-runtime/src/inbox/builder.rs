@@ -7,13 +7,13 @@ use crate::{
     broker::{Broker, DynBroker},
     config::{Given, Layer, Secret},
     contain::Contained,
+    counters::Report,
     error::Error,
     extract::States,
     handler::HandlerMeta,
-    health::{HealthHandle, Life},
+    health::{HealthHandle, LifecycleGuard},
     inbox::erased::AnyStore,
     store::{IntoStore, Migrate, Records, Store, StoreSettings},
-    tally::Report,
 };
 
 pub(super) type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -55,7 +55,7 @@ pub struct InboxBuilder {
     pub(super) prometheus: bool,
     pub(super) shutdown: Option<Signal>,
     pub(super) abort: Option<Signal>,
-    pub(super) life: Life,
+    pub(super) life: LifecycleGuard,
 }
 
 impl InboxBuilder {
@@ -259,7 +259,7 @@ impl InboxBuilder {
     /// for, which [`InboxHandle::health`] says, and what turns out to be wrong later is what [`InboxHandle::join`] returns.
     pub async fn spawn(self) -> Result<InboxHandle, Error> {
         let starting = Starting::new(self).await?;
-        let (stop, tally, health) = (starting.stop(), starting.tally(), starting.health());
+        let (stop, counters, health) = (starting.stop(), starting.counters(), starting.health());
         #[cfg(feature = "http")]
         let http_addr = starting.http_addr();
         let mut start = Box::pin(starting.finish());
@@ -271,7 +271,7 @@ impl InboxBuilder {
         Ok(InboxHandle {
             stop,
             task: tokio::spawn(async move { start.await?.run().await }),
-            tally,
+            counters,
             health,
             #[cfg(feature = "http")]
             http_addr,

@@ -9,15 +9,17 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    consumer::Runner,
     contain::contain,
+    counters::Counters,
     extract::{ArgCheck, States},
     handler::HandlerMeta,
     pipeline::{
-        Alone, InFlight, Owed, Pace, Pipeline, Running, StrandedReplays, Strikes, Trouble, Vitals, worker::Runner,
+        Availability, LeaseKeeper, PendingRefunds, Pipeline, PipelineStatus, ProgressTracker, Running, SoloGate,
+        StrandedReplays, Strikes,
     },
     registry::Registration,
     store::{ConnectError, Records, Store, StoreSettings, detached::Detached},
-    tally::Tally,
     telemetry::{Instruments, OpenTransactions},
 };
 
@@ -28,11 +30,11 @@ pub(crate) type AnyStore = Box<dyn Any + Send + Sync>;
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) states: Arc<States>,
-    pub(crate) tally: Arc<Tally>,
-    /// See [`Stop::now`](crate::pipeline::worker::Stop::now).
+    pub(crate) counters: Arc<Counters>,
+    /// See [`Stop::now`](crate::consumer::Stop::now).
     pub(crate) stopped: CancellationToken,
     /// Lets a message that may have killed a process run alone.
-    pub(crate) alone: Alone,
+    pub(crate) gate: SoloGate,
     /// The dead letters that nobody replays.
     pub(crate) stranded: StrandedReplays,
 }
@@ -48,7 +50,12 @@ pub(crate) trait Entry: Send + Sync {
     fn missing(&self, states: &States) -> Vec<String>;
 
     /// Its pipeline, which works by `meta`; `None` if `store` is another kind of store.
-    fn pipeline(&self, meta: &HandlerMeta, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Vitals)>;
+    fn pipeline(
+        &self,
+        meta: &HandlerMeta,
+        store: &AnyStore,
+        shared: &Shared,
+    ) -> Option<(Arc<dyn Runner>, PipelineStatus)>;
 }
 
 /// One kind of store.
@@ -143,38 +150,38 @@ impl<S: Store> Entry for &'static Registration<S> {
         self.checks.iter().filter_map(|check| run(check).err()).collect()
     }
 
-    fn pipeline(&self, meta: &HandlerMeta, store: &AnyStore, shared: &Shared) -> Option<(Arc<dyn Runner>, Vitals)> {
+    fn pipeline(
+        &self,
+        meta: &HandlerMeta,
+        store: &AnyStore,
+        shared: &Shared,
+    ) -> Option<(Arc<dyn Runner>, PipelineStatus)> {
         let store = store.downcast_ref::<S>()?.clone();
         let instruments = Instruments::new(meta);
-        let vitals = Vitals {
-            trouble: Trouble::new(),
-            in_flight: InFlight::new(instruments.clone()),
+        let status = PipelineStatus {
+            availability: Availability::new(),
+            leases: LeaseKeeper::new(instruments.clone()),
             open: OpenTransactions::default(),
-            pace: Pace::new(),
+            progress: ProgressTracker::new(),
             stranded: shared.stranded.clone(),
         };
-        shared.alone.know(meta.timeout);
-        shared.stranded.runs(meta.group, meta.name);
-        let shown = vitals.clone();
+        shared.gate.register_timeout(meta.timeout);
+        shared.stranded.add_handler(meta.group, meta.name);
         let pipeline = Pipeline {
             meta: meta.clone(),
             decode: self.decode,
             records: store.records(),
             store,
             states: shared.states.clone(),
-            tally: shared.tally.clone(),
-            trouble: vitals.trouble,
-            in_flight: vitals.in_flight,
-            open: vitals.open,
-            pace: vitals.pace,
-            owed: Owed::default(),
+            counters: shared.counters.clone(),
+            status: status.clone(),
+            refunds: PendingRefunds::default(),
             strikes: Strikes::default(),
             running: Running::default(),
             stopped: shared.stopped.clone(),
-            alone: shared.alone.clone(),
-            stranded: vitals.stranded,
+            gate: shared.gate.clone(),
             instruments,
         };
-        Some((Arc::new(pipeline), shown))
+        Some((Arc::new(pipeline), status))
     }
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 
 use crate::{
+    consumer::Stop,
+    counters::{Counters, Report},
     error::Error,
     health::{Health, HealthHandle},
-    pipeline::worker::Stop,
-    tally::{Report, Tally},
 };
 
 /// An inbox that runs in the background. Dropped, the inbox goes on.
@@ -16,7 +16,7 @@ use crate::{
 pub struct InboxHandle {
     pub(super) stop: Stop,
     pub(super) task: JoinHandle<Result<Report, Error>>,
-    pub(super) tally: Arc<Tally>,
+    pub(super) counters: Arc<Counters>,
     pub(super) health: HealthHandle,
     #[cfg(feature = "http")]
     pub(super) http_addr: Option<std::net::SocketAddr>,
@@ -47,7 +47,7 @@ impl InboxHandle {
     /// What became of the deliveries so far.
     #[must_use]
     pub fn report(&self) -> Report {
-        self.tally.report()
+        self.counters.report()
     }
 
     /// Whether it runs, and whether it can work.

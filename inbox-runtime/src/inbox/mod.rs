@@ -20,16 +20,14 @@ pub use handle::InboxHandle;
 
 use crate::{
     broker::{DynSource, SourceStatus},
+    consumer::{Runner, Stop},
+    counters::{Counters, Report},
     error::Error,
     error_chain::text,
     handler::HandlerMeta,
-    health::{HealthHandle, Life},
+    health::{HealthHandle, LifecycleGuard},
     outcome::Outcome,
-    pipeline::{
-        Job,
-        worker::{Runner, Stop},
-    },
-    tally::{Report, Tally},
+    pipeline::Job,
     telemetry,
 };
 use left_behind::Handlers;
@@ -42,9 +40,9 @@ const REPLAY_INTERVAL: Duration = Duration::from_millis(500);
 pub struct Inbox {
     lines: Vec<Line>,
     descriptions: Vec<String>,
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
     stop: Stop,
-    life: Life,
+    life: LifecycleGuard,
     /// Health and metrics are served as long as this is there.
     #[cfg(feature = "http")]
     serving: Option<crate::http::Serving>,
@@ -71,7 +69,7 @@ impl Inbox {
     /// What became of the deliveries so far.
     #[must_use]
     pub fn report(&self) -> Report {
-        self.tally.report()
+        self.counters.report()
     }
 
     /// The versions of the broker and of the databases that it runs on, as the start report has them: one line each, the
@@ -176,13 +174,13 @@ impl Inbox {
     pub fn spawn(self) -> InboxHandle {
         #[cfg(feature = "http")]
         let http_addr = self.http_addr();
-        let (stop, tally, health) = (self.stop.clone(), self.tally.clone(), self.health_handle());
+        let (stop, counters, health) = (self.stop.clone(), self.counters.clone(), self.health_handle());
         // Not only when the task first runs.
         self.life.begin();
         InboxHandle {
             stop,
             task: tokio::spawn(self.drive()),
-            tally,
+            counters,
             health,
             #[cfg(feature = "http")]
             http_addr,
@@ -216,8 +214,8 @@ impl Inbox {
                 twice = &mut stopping, if aborted.is_none() => aborted = Some(twice),
             }
         };
-        count_unconfirmed(&sources, &self.tally);
-        let report = self.tally.report();
+        count_unconfirmed(&sources, &self.counters);
+        let report = self.counters.report();
         tracing::info!(%report, "stopped");
         result?;
         match aborted {
@@ -283,11 +281,11 @@ fn first(deliveries: Vec<(crate::delivery::Delivery, crate::broker::DynLease)>) 
 }
 
 /// Counts what was acknowledged and not confirmed by the broker when its source was closed.
-fn count_unconfirmed(sources: &[(&'static str, SourceStatus)], tally: &Tally) {
+fn count_unconfirmed(sources: &[(&'static str, SourceStatus)], counters: &Counters) {
     for (handler, status) in sources {
         let unconfirmed = status.unconfirmed();
         if unconfirmed > 0 {
-            tally.count_unconfirmed(unconfirmed);
+            counters.count_unconfirmed(unconfirmed);
             tracing::warn!(
                 handler,
                 "{unconfirmed} acknowledgements were not confirmed by the broker; their messages may come again, and are \

@@ -13,14 +13,15 @@ use super::{
 use crate::{
     backoff::Backoff,
     broker::DynSource,
+    consumer::Stop,
+    counters::Counters,
     error::Error,
     error_chain::text,
     handler::StartPosition,
-    health::{HealthHandle, Life, Watched},
+    health::{HandlerStatus, HealthHandle, LifecycleGuard},
     inbox::erased::Shared,
-    pipeline::{Alone, StrandedReplays, worker::Stop},
+    pipeline::{SoloGate, StrandedReplays},
     store::{ConnectError, Migrate, MigrateError, StoreError, detached::Detached},
-    tally::Tally,
 };
 
 /// The wait between two tries of a database that can't be used yet.
@@ -40,7 +41,7 @@ pub(super) struct Starting {
     plan: Plan,
     shared: Shared,
     stop: Stop,
-    life: Life,
+    life: LifecycleGuard,
     #[cfg(feature = "http")]
     serving: Option<crate::http::Serving>,
     shutdown: Option<Signal>,
@@ -74,9 +75,9 @@ impl Starting {
             plan,
             shared: Shared {
                 states: Arc::new(builder.states),
-                tally: Arc::new(Tally::default()),
+                counters: Arc::new(Counters::default()),
                 stopped: stop.now.clone(),
-                alone: Alone::default(),
+                gate: SoloGate::default(),
                 stranded: StrandedReplays::default(),
             },
             stop,
@@ -92,8 +93,8 @@ impl Starting {
         self.stop.clone()
     }
 
-    pub(super) fn tally(&self) -> Arc<Tally> {
-        self.shared.tally.clone()
+    pub(super) fn counters(&self) -> Arc<Counters> {
+        self.shared.counters.clone()
     }
 
     pub(super) fn health(&self) -> HealthHandle {
@@ -128,7 +129,7 @@ impl Starting {
         Ok(Inbox {
             lines: prepared.lines,
             descriptions: prepared.descriptions,
-            tally: self.shared.tally,
+            counters: self.shared.counters,
             life: self.life,
             stop: self.stop,
             #[cfg(feature = "http")]
@@ -145,14 +146,14 @@ impl Starting {
 #[derive(Default)]
 struct Prepared {
     lines: Vec<Line>,
-    watched: Vec<Watched>,
+    watched: Vec<HandlerStatus>,
     descriptions: Vec<String>,
     shutdown_timeout: Duration,
 }
 
 /// Everything that needs the broker or a database, the broker first: what is wrong with it for good must not wait for a
 /// database.
-async fn prepare(plan: Plan, shared: &Shared, life: &Life) -> Result<Prepared, Error> {
+async fn prepare(plan: Plan, shared: &Shared, life: &LifecycleGuard) -> Result<Prepared, Error> {
     let mut descriptions = vec![plan.broker.describe().await?];
     tracing::info!(broker = descriptions[0], "the broker is ready");
     // The database of the dead letters is mostly one that is there already.
@@ -184,7 +185,7 @@ async fn prepare(plan: Plan, shared: &Shared, life: &Life) -> Result<Prepared, E
 }
 
 /// Whether the handler's database has records of its group, which is asked only where it makes a difference.
-async fn knows(planned: &Planned, databases: &[Database], life: &Life) -> Result<bool, Error> {
+async fn knows(planned: &Planned, databases: &[Database], life: &LifecycleGuard) -> Result<bool, Error> {
     let kind = planned.entry.store();
     let database = databases.iter().find(|database| database.kind == kind);
     let Some(database) = database.filter(|_| planned.meta.start == StartPosition::New) else {
@@ -207,7 +208,11 @@ enum Setback {
 
 /// Waits until a database can be used: it answers, its tables are as they must be, and a row can be written. Returns its
 /// line of the start report; there is none of the dead letters alone.
-async fn prepare_database(database: &Database, migrate: Migrate, life: &Life) -> Result<Option<String>, Error> {
+async fn prepare_database(
+    database: &Database,
+    migrate: Migrate,
+    life: &LifecycleGuard,
+) -> Result<Option<String>, Error> {
     let description = patiently(database, life, || try_database(database, migrate)).await?;
     if database.kind == TypeId::of::<Detached>() {
         return Ok(None);
@@ -217,7 +222,7 @@ async fn prepare_database(database: &Database, migrate: Migrate, life: &Life) ->
 }
 
 /// Asks a database until it has an answer, or waiting doesn't help. Health says meanwhile what is waited for.
-async fn patiently<T, F>(database: &Database, life: &Life, mut ask: impl FnMut() -> F) -> Result<T, Error>
+async fn patiently<T, F>(database: &Database, life: &LifecycleGuard, mut ask: impl FnMut() -> F) -> Result<T, Error>
 where
     F: Future<Output = Result<T, Setback>>,
 {
@@ -277,13 +282,13 @@ fn lines(
     databases: &[Database],
     shared: &Shared,
     stall_after: Duration,
-) -> (Vec<Line>, Vec<Watched>) {
+) -> (Vec<Line>, Vec<HandlerStatus>) {
     let (mut lines, mut watched) = (Vec::new(), Vec::new());
     for (Planned { entry, meta, subject }, source) in handlers.into_iter().zip(sources) {
         let pipeline = databases
             .iter()
             .find_map(|database| entry.pipeline(&meta, &database.store, shared));
-        let Some((runner, vitals)) = pipeline else {
+        let Some((runner, status)) = pipeline else {
             // The plan has a database for every entry.
             continue;
         };
@@ -296,10 +301,10 @@ fn lines(
             place = meta.place(),
             "a handler is ready"
         );
-        watched.push(Watched {
+        watched.push(HandlerStatus {
             meta: meta.clone(),
-            vitals,
-            status: source.status(),
+            pipeline: status,
+            source: source.status(),
             stall_after,
         });
         lines.push(Line { meta, runner, source });

@@ -14,13 +14,13 @@ type BoxError = Box<dyn Error + Send + Sync + 'static>;
 /// Why a handler failed.
 ///
 /// Made by `?` from everything that becomes a `Box<dyn Error + Send + Sync>`: `sqlx::Error`, `anyhow::Error`,
-/// `eyre::Report`, `&str`, your own error types. A failed message comes again after the handler's back-off until its
+/// `eyre::Report`, `&str`, your own error types. A failed message is redelivered after the handler's back-off until its
 /// attempts are used up; [`permanent`](Self::permanent) and [`retry_after`](Self::retry_after) say otherwise.
 ///
 /// The runtime looks for a database error along [`source()`](Error::source), because a deadlock or a serialization failure
 /// gets a fresh transaction at once and a missing table is waited for: an error type of your own must keep its source.
-/// Whether the handler's own connection is lost the runtime finds out by itself, whatever the error says; a verdict
-/// (`permanent`, `retry_after`) wins over every code.
+/// Whether the handler's own connection is lost the runtime finds out by itself, whatever the error says; `permanent` and
+/// `retry_after` win over every code.
 /// Inside an `anyhow::Error` or an `eyre::Report` the chain is seen with the feature of that name.
 ///
 /// Like `anyhow::Error` this type does not implement [`Error`] itself, which is what makes the conversion possible.
@@ -43,21 +43,20 @@ type BoxError = Box<dyn Error + Send + Sync + 'static>;
 /// assert_eq!(charge(-1).unwrap_err().to_string(), "the amount is negative");
 /// ```
 pub struct HandlerError {
-    verdict: Verdict,
+    retry: RetryDecision,
     text: String,
     chain: Vec<String>,
     fault: Option<DatabaseFault>,
 }
 
-/// What a failed message deserves.
+/// Whether a failed message gets another attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Another attempt, after the handler's back-off.
-    Retry,
-    /// Another attempt, after this time.
-    RetryAfter(Duration),
-    /// None.
-    Permanent,
+pub(crate) enum RetryDecision {
+    /// After the handler's back-off.
+    Backoff,
+    /// After this time.
+    After(Duration),
+    Never,
 }
 
 /// A database error beneath a handler's error. Which database that was is not known.
@@ -75,27 +74,27 @@ pub enum DatabaseFault {
 }
 
 impl HandlerError {
-    /// An error that no further attempt can mend: the message goes to the dead letters at once.
+    /// An error that no further attempt can mend: the message is dead-lettered at once.
     #[must_use]
     pub fn permanent<E>(error: E) -> Self
     where
         E: Into<BoxError> + 'static,
     {
-        Self::from(error).with(Verdict::Permanent)
+        Self::from(error).with(RetryDecision::Never)
     }
 
-    /// An error after which the message comes again in `delay`, in place of the handler's back-off. It counts as an
+    /// An error after which the message is redelivered after `delay`, in place of the handler's back-off. It counts as an
     /// attempt.
     #[must_use]
     pub fn retry_after<E>(delay: Duration, error: E) -> Self
     where
         E: Into<BoxError> + 'static,
     {
-        Self::from(error).with(Verdict::RetryAfter(delay))
+        Self::from(error).with(RetryDecision::After(delay))
     }
 
-    fn with(mut self, verdict: Verdict) -> Self {
-        self.verdict = verdict;
+    fn with(mut self, retry: RetryDecision) -> Self {
+        self.retry = retry;
         self
     }
 
@@ -120,8 +119,8 @@ impl HandlerError {
         excerpt(report)
     }
 
-    pub(crate) fn verdict(&self) -> Verdict {
-        self.verdict
+    pub(crate) fn retry_decision(&self) -> RetryDecision {
+        self.retry
     }
 
     pub(crate) fn fault(&self) -> Option<&DatabaseFault> {
@@ -143,7 +142,7 @@ impl HandlerError {
         let text = texts.next().unwrap_or_default();
         let chain = texts.collect();
         Self {
-            verdict: Verdict::Retry,
+            retry: RetryDecision::Backoff,
             text,
             chain,
             fault,
@@ -251,7 +250,7 @@ impl fmt::Display for HandlerError {
 impl fmt::Debug for HandlerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HandlerError")
-            .field("verdict", &self.verdict)
+            .field("retry", &self.retry)
             .field("error", &self.report())
             .finish_non_exhaustive()
     }

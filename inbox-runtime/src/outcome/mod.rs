@@ -5,7 +5,7 @@ use std::fmt;
 mod error;
 
 pub use error::HandlerError;
-pub(crate) use error::{DatabaseFault, Verdict};
+pub(crate) use error::{DatabaseFault, RetryDecision};
 
 /// What became of a delivery: one word for logs, metrics, tests and reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,19 +13,19 @@ pub(crate) use error::{DatabaseFault, Verdict};
 pub enum Outcome {
     /// The handler ran and its transaction is committed.
     Processed,
-    /// The handler ran, said [`Handled::Skipped`], and its transaction is committed.
+    /// The handler ran, returned [`Handled::Skipped`], and its transaction is committed.
     Skipped,
-    /// The group has handled this message before; the handler didn't run (or said [`Handled::Duplicate`]).
+    /// The group has handled this message before; the handler didn't run (or returned [`Handled::Duplicate`]).
     Duplicate,
-    /// Somebody else is handling this message now, or holds what the claim needs; it comes again later.
+    /// Another consumer is handling this message now, or holds what the claim needs; it is redelivered later.
     Locked,
-    /// The handler failed; its transaction is rolled back and the message comes again (not under `at_most_once`).
+    /// The handler failed; its transaction is rolled back and the message is redelivered (not under `at_most_once`).
     Failed,
-    /// The message went to the dead letters: it can't be decoded, was refused for good, used up its attempts, or its
-    /// handler broke the transaction.
+    /// The message is dead-lettered: it can't be decoded, was refused for good, used up its attempts, or its handler broke
+    /// the transaction.
     DeadLettered,
-    /// The database or the broker failed, or the outcome of the commit is unknown; the message comes again, and this
-    /// counts for nothing.
+    /// The database or the broker failed, or the outcome of the commit is unknown; the message is handled again, and no
+    /// attempt is counted.
     Deferred,
 }
 

@@ -1,4 +1,4 @@
-//! The messages that a pipeline is handling, so that a handler that blocks its thread can be named.
+//! The messages that a pipeline is handling, so that a handler that blocks its thread can be reported.
 
 use std::{
     collections::BTreeMap,
@@ -10,17 +10,17 @@ use tokio::time::Instant;
 
 /// The messages that one pipeline is handling. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Running(Arc<Mutex<Messages>>);
+pub(crate) struct Running(Arc<Mutex<RunningMessages>>);
 
 #[derive(Debug, Default)]
-struct Messages {
+struct RunningMessages {
     next: u64,
     /// Their ids and since when, in the order in which they began.
     begun: BTreeMap<u64, (String, Instant)>,
 }
 
 impl Running {
-    /// A message of that id is handled until the result is dropped.
+    /// Adds a message, which is being handled until the guard is dropped.
     pub(super) fn begin(&self, id: &str) -> RunningGuard {
         let mut messages = self.lock();
         let number = messages.next;
@@ -46,7 +46,7 @@ impl Running {
         oldest.map(|since| since.elapsed())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Messages> {
+    fn lock(&self) -> MutexGuard<'_, RunningMessages> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

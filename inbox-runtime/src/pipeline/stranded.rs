@@ -1,4 +1,4 @@
-//! Dead letters that are to be replayed by a handler that no running program has, as after it was renamed.
+//! Finds requested replays that no running program has the handler for, as after it was renamed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,85 +13,85 @@ use crate::{
     store::{Records, Stranded},
 };
 
-/// How long a dead letter may wait for a replay before somebody must be told. A running program takes one within five seconds.
+/// How long a requested replay may wait before a warning. A running program with its handler takes it within five seconds.
 const WAIT: Duration = Duration::from_secs(30);
-/// How often each database is looked at.
+/// How often each database is asked.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// What an inbox knows of them. Clones share it.
+/// The stranded replays that an inbox knows of. Clones share them.
 #[derive(Clone, Default)]
-pub(crate) struct StrandedReplays(Arc<Mutex<Known>>);
+pub(crate) struct StrandedReplays(Arc<Mutex<StrandedState>>);
 
 #[derive(Default)]
-struct Known {
-    /// Groups and names of the handlers that run here.
-    running: BTreeSet<(String, String)>,
+struct StrandedState {
+    /// Group and name of each handler that runs here.
+    local: BTreeSet<(String, String)>,
     /// By the name of the database.
-    found: BTreeMap<&'static str, Found>,
+    answers: BTreeMap<&'static str, Answer>,
 }
 
-struct Found {
-    looked: Instant,
+struct Answer {
+    asked_at: Instant,
     stranded: Vec<Stranded>,
 }
 
 impl StrandedReplays {
-    /// A handler runs here: what waits for it is not stranded, but waits for its turn.
-    pub(crate) fn runs(&self, group: &str, handler: &str) {
-        self.lock().running.insert((group.to_owned(), handler.to_owned()));
+    /// Adds a handler that runs here, whose replays are therefore not stranded.
+    pub(crate) fn add_handler(&self, group: &str, handler: &str) {
+        self.lock().local.insert((group.to_owned(), handler.to_owned()));
     }
 
-    /// Looks for them, if it is time.
-    pub(super) async fn look(&self, database: &'static str, records: &dyn Records) {
+    /// Asks the database, if the last answer is old enough, and logs a warning for what is new.
+    pub(crate) async fn refresh(&self, database: &'static str, records: &dyn Records) {
         {
             let mut known = self.lock();
-            let found = known.found.get(database);
-            if found.is_some_and(|found| found.looked.elapsed() < INTERVAL) {
+            let last = known.answers.get(database);
+            if last.is_some_and(|last| last.asked_at.elapsed() < INTERVAL) {
                 return;
             }
-            let stranded = found.map(|found| found.stranded.clone()).unwrap_or_default();
-            let looked = Instant::now();
-            known.found.insert(database, Found { looked, stranded });
+            let stranded = last.map(|last| last.stranded.clone()).unwrap_or_default();
+            let asked_at = Instant::now();
+            known.answers.insert(database, Answer { asked_at, stranded });
         }
         let stranded = match records.stranded(WAIT).await {
             Ok(stranded) => stranded,
             Err(error) => {
-                tracing::debug!(error = %text(&error), "it can't be seen now whether dead letters wait for a replay");
+                tracing::debug!(error = %text(&error), "the database could not be asked for stranded replays");
                 return;
             }
         };
         let mut known = self.lock();
-        let running = &known.running;
+        let local = &known.local;
         let stranded: Vec<_> = stranded
             .into_iter()
-            .filter(|one| !running.contains(&(one.group.clone(), one.handler.clone())))
+            .filter(|one| !local.contains(&(one.group.clone(), one.handler.clone())))
             .collect();
-        if let Some(found) = known.found.get_mut(database) {
-            let is_news = |one: &&Stranded| {
+        if let Some(answer) = known.answers.get_mut(database) {
+            let is_new = |one: &&Stranded| {
                 let same = |known: &Stranded| known.group == one.group && known.handler == one.handler;
-                !found.stranded.iter().any(same)
+                !answer.stranded.iter().any(same)
             };
-            for one in stranded.iter().filter(is_news) {
-                tracing::warn!("{}", sentence(one));
+            for one in stranded.iter().filter(is_new) {
+                tracing::warn!("{}", warning(one));
             }
-            found.stranded = stranded;
+            answer.stranded = stranded;
         }
     }
 
-    /// What is to be said about them.
-    pub(crate) fn texts(&self) -> Vec<String> {
+    /// A warning for each, for health.
+    pub(crate) fn warnings(&self) -> Vec<String> {
         let known = self.lock();
-        let all = known.found.values().flat_map(|found| &found.stranded);
-        let texts: BTreeSet<_> = all.map(sentence).collect();
-        texts.into_iter().collect()
+        let all = known.answers.values().flat_map(|answer| &answer.stranded);
+        let warnings: BTreeSet<_> = all.map(warning).collect();
+        warnings.into_iter().collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, StrandedState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn sentence(stranded: &Stranded) -> String {
+fn warning(stranded: &Stranded) -> String {
     let Stranded {
         group,
         handler,

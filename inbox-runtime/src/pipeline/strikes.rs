@@ -1,4 +1,4 @@
-//! What is remembered of messages that met trouble which may be theirs or the database's, until it is known whose it is.
+//! Counts the failures of a message that may be its own fault or the database's, until it is known whose they are.
 
 use std::{
     collections::HashMap,
@@ -10,23 +10,46 @@ use tokio::time::Instant;
 
 use crate::store::AttemptKey;
 
-/// How often a message may lose its connection, while the database works, before that counts as its failure.
-const LOST: u32 = 2;
+/// How often a message may lose its connection, while the database works, before that counts as an attempt.
+const CONNECTION_LOST: u32 = 2;
 /// How often a handler may fail with what looks like an outage, while the database works, before that counts.
-const SUSPECTED: u32 = 6;
-/// How often a message that needs what isn't there is tried in place before others have their turn.
-const MISSING: u32 = 2;
-/// How long a message may wait for what its deployment lacks where others have succeeded in the life of this program.
+const SUSPECTED_OUTAGE: u32 = 6;
+/// How often a message that needs what isn't there is retried in place before it is nakked.
+const DEPLOYMENT: u32 = 2;
+/// How long a message may need what isn't there where other messages have succeeded since the program started.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How many messages are remembered.
-const MOST: usize = 1024;
+const CAPACITY: usize = 1024;
 
-/// The strikes of one pipeline. They are forgotten with the process, which costs a message at most its free ones again.
+/// A failure that may be the message's own or that of what it runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The connection was lost, though the database works.
+    ConnectionLost,
+    /// The handler failed as in an outage, or asked for a fresh transaction too often, though the database works.
+    SuspectedOutage,
+    /// A table, column or right is missing.
+    Deployment,
+}
+
+/// What follows from a strike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OnStrike {
+    /// The message is retried in place; nothing is counted.
+    RetryInPlace,
+    /// The message is nakked, so that others show whether they fail alike; nothing is counted.
+    Nak,
+    /// It is this message's own failure.
+    Count,
+}
+
+/// The strikes of one pipeline's messages. They end with the process, which costs a message at most its uncounted retries
+/// once more.
 #[derive(Debug, Default)]
-pub(crate) struct Strikes(Mutex<Inner>);
+pub(crate) struct Strikes(Mutex<StrikeBook>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct StrikeBook {
     messages: HashMap<AttemptKey, Strike>,
     /// When a handler last succeeded.
     succeeded: Option<Instant>,
@@ -38,73 +61,47 @@ struct Strike {
     first: Instant,
 }
 
-/// What follows from another strike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Strikeout {
-    /// The message is tried again at once, and nothing is counted.
-    Again,
-    /// The message is put aside for a while, so that others show whether they meet the same; nothing is counted.
-    Aside,
-    /// It is this message's failure.
-    Counts,
-}
-
 impl Strikes {
-    /// The message lost its connection, though the database works.
-    pub(super) fn lost(&self, key: &AttemptKey) -> Strikeout {
-        match self.lock().strike(key).count {
-            0..=LOST => Strikeout::Again,
-            _ => Strikeout::Counts,
-        }
+    /// Counts a strike of the message. Returns how many it has, and what follows.
+    pub(super) fn add(&self, fault: Fault, key: &AttemptKey) -> (u32, OnStrike) {
+        let mut book = self.lock();
+        let strike = book.add(key);
+        let follows = match (fault, strike.count) {
+            (Fault::ConnectionLost, 0..=CONNECTION_LOST) => OnStrike::RetryInPlace,
+            (Fault::SuspectedOutage, 0..=SUSPECTED_OUTAGE) => OnStrike::Nak,
+            (Fault::ConnectionLost | Fault::SuspectedOutage, _) => OnStrike::Count,
+            (Fault::Deployment, _) if book.others_can_succeed(strike) => OnStrike::Count,
+            (Fault::Deployment, 0..=DEPLOYMENT) => OnStrike::RetryInPlace,
+            (Fault::Deployment, _) => OnStrike::Nak,
+        };
+        (strike.count, follows)
     }
 
-    /// What the handler asked for failed as in an outage, though the database works.
-    pub(super) fn suspected(&self, key: &AttemptKey) -> Strikeout {
-        match self.lock().strike(key).count {
-            0..=SUSPECTED => Strikeout::Aside,
-            _ => Strikeout::Counts,
-        }
-    }
-
-    /// The message needs what isn't there. That counts only if others succeed meanwhile, which don't need it; or, where
-    /// others can't get past it, if some did before.
-    pub(super) fn missing(&self, key: &AttemptKey) -> Strikeout {
-        let mut inner = self.lock();
-        let strike = inner.strike(key);
-        let others = inner.succeeded.is_some_and(|at| at > strike.first);
-        let before = inner.succeeded.is_some() && strike.first.elapsed() > PATIENCE;
-        match strike.count {
-            _ if others || before => Strikeout::Counts,
-            0..=MISSING => Strikeout::Again,
-            _ => Strikeout::Aside,
-        }
-    }
-
-    /// How often the message has struck.
+    /// How many strikes the message has.
     pub(super) fn count(&self, key: &AttemptKey) -> u32 {
         self.lock().messages.get(key).map_or(0, |strike| strike.count)
     }
 
-    /// A handler succeeded, on this message.
+    /// The handler succeeded on this message.
     pub(super) fn succeeded(&self, key: &AttemptKey) {
-        let mut inner = self.lock();
-        inner.succeeded = Some(Instant::now());
-        inner.messages.remove(key);
+        let mut book = self.lock();
+        book.succeeded = Some(Instant::now());
+        book.messages.remove(key);
     }
 
-    /// The message is dead-lettered, or a duplicate: it won't strike again.
+    /// The message is dead-lettered, or a duplicate.
     pub(super) fn forget(&self, key: &AttemptKey) {
         self.lock().messages.remove(key);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, StrikeBook> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inner {
-    fn strike(&mut self, key: &AttemptKey) -> Strike {
-        if self.messages.len() >= MOST && !self.messages.contains_key(key) {
+impl StrikeBook {
+    fn add(&mut self, key: &AttemptKey) -> Strike {
+        if self.messages.len() >= CAPACITY && !self.messages.contains_key(key) {
             let oldest = self.messages.iter().min_by_key(|(_, strike)| strike.first);
             if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
                 self.messages.remove(&oldest);
@@ -117,11 +114,21 @@ impl Inner {
         strike.count += 1;
         *strike
     }
+
+    /// Whether others have succeeded since the message's first strike; or, where it keeps others from running, before that.
+    fn others_can_succeed(&self, strike: Strike) -> bool {
+        let since = self.succeeded.is_some_and(|at| at > strike.first);
+        let before = self.succeeded.is_some() && strike.first.elapsed() > PATIENCE;
+        since || before
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        OnStrike::{Count, Nak, RetryInPlace},
+        *,
+    };
 
     fn key(position: &str) -> AttemptKey {
         AttemptKey {
@@ -136,39 +143,48 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lost_connection_counts_from_the_third_time_on() {
         let strikes = Strikes::default();
-        let outcomes: Vec<_> = (0..4).map(|_| strikes.lost(&key("1"))).collect();
-        use Strikeout::{Again, Counts};
-        assert_eq!(outcomes, [Again, Again, Counts, Counts]);
-        assert_eq!(strikes.lost(&key("2")), Again);
+        let lost = |position| strikes.add(Fault::ConnectionLost, &key(position)).1;
+        assert_eq!(
+            [lost("1"), lost("1"), lost("1"), lost("1")],
+            [RetryInPlace, RetryInPlace, Count, Count]
+        );
+        assert_eq!(lost("2"), RetryInPlace);
         strikes.forget(&key("1"));
-        assert_eq!(strikes.lost(&key("1")), Again);
+        assert_eq!(lost("1"), RetryInPlace);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_suspected_outage_counts_from_the_seventh_time_on() {
+        let strikes = Strikes::default();
+        let strike = || strikes.add(Fault::SuspectedOutage, &key("1"));
+        for count in 1..=6 {
+            assert_eq!(strike(), (count, Nak));
+        }
+        assert_eq!(strike(), (7, Count));
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_missing_counts_only_where_others_succeed() {
         let strikes = Strikes::default();
-        for expected in [Strikeout::Again, Strikeout::Again, Strikeout::Aside, Strikeout::Aside] {
-            assert_eq!(strikes.missing(&key("bad")), expected);
+        let missing = |position| strikes.add(Fault::Deployment, &key(position)).1;
+        for expected in [RetryInPlace, RetryInPlace, Nak, Nak] {
+            assert_eq!(missing("bad"), expected);
         }
         tokio::time::advance(Duration::from_secs(3600)).await;
-        assert_eq!(
-            strikes.missing(&key("bad")),
-            Strikeout::Aside,
-            "nobody has ever succeeded"
-        );
+        assert_eq!(missing("bad"), Nak, "nobody has ever succeeded");
         strikes.succeeded(&key("good"));
-        assert_eq!(strikes.missing(&key("bad")), Strikeout::Counts);
-        assert_eq!(strikes.missing(&key("worse")), Strikeout::Again, "that was before");
+        assert_eq!(missing("bad"), Count);
+        assert_eq!(missing("worse"), RetryInPlace, "that was before");
         tokio::time::advance(PATIENCE * 2).await;
-        assert_eq!(strikes.missing(&key("worse")), Strikeout::Counts, "nobody gets past it");
+        assert_eq!(missing("worse"), Count, "nobody gets past it");
     }
 
     #[test]
     fn only_so_many_are_remembered() {
         let strikes = Strikes::default();
-        for number in 0..2 * MOST {
-            strikes.lost(&key(&number.to_string()));
+        for number in 0..2 * CAPACITY {
+            strikes.add(Fault::ConnectionLost, &key(&number.to_string()));
         }
-        assert_eq!(strikes.lock().messages.len(), MOST);
+        assert_eq!(strikes.lock().messages.len(), CAPACITY);
     }
 }

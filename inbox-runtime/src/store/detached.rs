@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    AbandonError, Claim, ClaimError, Claimed, ConnectError, FaultClass, FinishError, Following, Records, Session,
-    Store, StoreError, StoreSettings,
+    AbandonError, Claim, ClaimError, Claimed, ConnectError, FaultClass, FinishError, NextTx, Records, Session, Store,
+    StoreError, StoreSettings,
 };
 use crate::outcome::DatabaseFault;
 
@@ -81,7 +81,7 @@ impl Session for DetachedSession {
         &mut self.0
     }
 
-    async fn finish(&mut self, _following: Following<'_>) -> Result<(), FinishError> {
+    async fn finish(&mut self, _next: NextTx<'_>) -> Result<(), FinishError> {
         Ok(())
     }
 

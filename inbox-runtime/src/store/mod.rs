@@ -24,7 +24,7 @@ mod texts;
 mod transaction;
 
 pub use records::{
-    AttemptKey, AttemptLimit, Attempts, DeadLetter, DeadLetterStatus, NewDeadLetter, Reason, ReplayToken, Stranded,
+    AttemptKey, AttemptLimit, BeginAttempt, DeadLetter, DeadLetterStatus, NewDeadLetter, Reason, ReplayToken, Stranded,
 };
 
 /// A connection that a handler can take as `&mut C`: it tells which store the handler belongs to.
@@ -190,9 +190,9 @@ pub trait Session: Send + Sized {
     /// the runtime can end that transaction unnoticed.
     fn conn(&mut self) -> &mut Self::Conn;
 
-    /// Proves that the transaction is alive and ours, and commits it. What follows may be begun on the way; whether it was
-    /// doesn't show in the result, and the next [`begin`](Self::begin) says what has become of it.
-    fn finish(&mut self, following: Following<'_>) -> impl Future<Output = Result<(), FinishError>> + Send;
+    /// Proves that the transaction is alive and ours, and commits it. The next transaction may be begun on the way; whether it
+    /// was doesn't show in the result, and the next [`begin`](Self::begin) returns what became of it.
+    fn finish(&mut self, next: NextTx<'_>) -> impl Future<Output = Result<(), FinishError>> + Send;
 
     /// Proves that the transaction is ours, and rolls it back.
     fn abandon(&mut self) -> impl Future<Output = Result<(), AbandonError>> + Send;
@@ -216,14 +216,14 @@ pub struct Claim<'a> {
     pub fingerprint: Fingerprint,
 }
 
-/// What a worker does next, told while a transaction is being committed.
+/// How a worker's next transaction begins. A store may begin it in the commit of the current one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Following<'a> {
-    /// It has no other message in hand.
-    Nothing,
-    /// It has another message, whose transaction doesn't begin with a claim, or may not begin at all.
-    Message,
-    /// It has another message, whose transaction begins with this claim.
+pub enum NextTx<'a> {
+    /// No next message is prefetched.
+    None,
+    /// It begins without a claim, or not at all.
+    Begin,
+    /// It begins with this claim.
     Claim(Claim<'a>),
 }
 
@@ -403,9 +403,9 @@ pub trait Records: fmt::Debug + Send + Sync {
         &'a self,
         key: &'a AttemptKey,
         limit: AttemptLimit,
-    ) -> BoxFuture<'a, Result<Attempts, StoreError>>;
+    ) -> BoxFuture<'a, Result<BeginAttempt, StoreError>>;
 
-    /// Counts the attempt of a [suspect](Attempts::Suspect) before it is made. Returns how many are counted.
+    /// Counts the attempt of a [suspect](BeginAttempt::Suspect) before it is made. Returns how many are counted.
     fn count_attempt<'a>(&'a self, key: &'a AttemptKey) -> BoxFuture<'a, Result<u32, StoreError>>;
 
     /// Takes back what [`begin_attempt`](Self::begin_attempt) noted or, if it was `counted`, what

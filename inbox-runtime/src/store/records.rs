@@ -36,7 +36,7 @@ pub struct AttemptLimit {
 
 /// What is known of a message that was delivered before.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Attempts {
+pub enum BeginAttempt {
     /// Its last attempt came to an end, and so many are counted. It is noted that another one begins, which is counted when it
     /// has failed.
     Begun(u32),

@@ -77,7 +77,7 @@ macro_rules! records {
         use crate::{
             failpoint::failpoint,
             store::{
-                AttemptKey, AttemptLimit, Attempts, ConnectError, DeadLetter, DeadLetterStatus, Fingerprint, Migrate,
+                AttemptKey, AttemptLimit, BeginAttempt, ConnectError, DeadLetter, DeadLetterStatus, Fingerprint, Migrate,
                 MigrateError, NewDeadLetter, Records, ReplayToken, Stranded, StoreError,
                 tables::{attempts, read_headers, reason, write_headers},
                 texts::{StoredKey, from_millis, millis, to_millis},
@@ -232,7 +232,7 @@ macro_rules! records {
                 &'a self,
                 key: &'a AttemptKey,
                 limit: AttemptLimit,
-            ) -> BoxFuture<'a, Result<Attempts, StoreError>> {
+            ) -> BoxFuture<'a, Result<BeginAttempt, StoreError>> {
                 Box::pin(async move {
                     let charset = self.charset().await?;
                     let stored = StoredKey::new(charset, key);
@@ -253,21 +253,21 @@ macro_rules! records {
                         if made.is_some() {
                             self.clear_attempts(key).await?;
                         }
-                        return Ok(Attempts::Handled(Fingerprint::from_i64(fingerprint)));
+                        return Ok(BeginAttempt::Handled(Fingerprint::from_i64(fingerprint)));
                     }
                     if buried {
-                        return Ok(Attempts::Buried);
+                        return Ok(BeginAttempt::Buried);
                     }
                     let made = made.map_or(0, attempts);
                     // Of the first delivery of a message there is nothing on record.
                     let unfinished = unfinished.unwrap_or(!limit.replay);
                     if limit.max.is_some_and(|max| made >= max) {
-                        return Ok(Attempts::Exhausted { attempts: made, unfinished, error });
+                        return Ok(BeginAttempt::Exhausted { attempts: made, unfinished, error });
                     }
                     if unfinished {
-                        return Ok(Attempts::Suspect);
+                        return Ok(BeginAttempt::Suspect);
                     }
-                    self.note_attempt(&stored, false).await.map(Attempts::Begun)
+                    self.note_attempt(&stored, false).await.map(BeginAttempt::Begun)
                 })
             }
 

@@ -7,13 +7,14 @@ use std::{
 
 use metrics::{Counter, Gauge, Histogram, Label};
 
-use super::{
+use super::names::{
     ACK_FAILURES, ATTEMPTS, DEAD_LETTERS, DELIVERIES, HANDLING, IN_FLIGHT, LAG, METRICS, Metric, MetricKind,
     OLDEST_TRANSACTION, PAYLOAD_MISMATCHES, PUBLISH_TO_COMMIT,
 };
-use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::Reason, telemetry::OpenTransactions};
+use super::open_transactions::OpenTransactions;
+use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::Reason};
 
-/// How often the gauges are set that nothing sets by itself.
+/// How often the sampled gauges are set.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The metrics of one pipeline. Clones share them.
@@ -30,12 +31,12 @@ struct Handles {
     publish_to_commit: Histogram,
     in_flight: Gauge,
     oldest_transaction: Gauge,
-    /// Registered when the broker first says one: where it doesn't know, 0 would be a lie.
+    /// Registered when the broker first reports one: 0 would be wrong where it is unknown.
     lag: OnceLock<Gauge>,
     meta: HandlerMeta,
 }
 
-/// When something began.
+/// The start of a handling.
 pub(crate) struct Timer(Instant);
 
 impl Timer {
@@ -68,7 +69,7 @@ impl Instruments {
         self.0.deliveries[outcome as usize].increment(1);
     }
 
-    /// The handler begins.
+    /// The handler begins an attempt.
     pub(crate) fn attempt(&self) {
         self.0.attempts.increment(1);
     }
@@ -90,7 +91,7 @@ impl Instruments {
         self.0.handling.record(timer.0.elapsed());
     }
 
-    /// The transaction of a message that was published then is committed. Clocks that disagree make it 0, not negative.
+    /// The transaction of a message that was published at that time is committed. Clock skew makes it 0, not negative.
     pub(crate) fn committed(&self, published_at: Option<SystemTime>) {
         if let Some(at) = published_at {
             self.0.publish_to_commit.record(at.elapsed().unwrap_or_default());
@@ -105,7 +106,7 @@ impl Instruments {
         self.0.in_flight.decrement(1);
     }
 
-    /// Sets what nothing sets by itself, each second. Never returns.
+    /// Sets the sampled gauges. Never returns.
     pub(crate) async fn sample(&self, open: &OpenTransactions, status: SourceStatus) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -114,10 +115,7 @@ impl Instruments {
             let oldest = open.oldest().unwrap_or_default();
             self.0.oldest_transaction.set(oldest);
             if let Some(lag) = status.lag() {
-                #[allow(
-                    clippy::cast_precision_loss,
-                    reason = "a lag of 2^53 messages is not counted by ones"
-                )]
+                #[allow(clippy::cast_precision_loss, reason = "a lag of 2^53 messages needn't be exact")]
                 self.lag().set(lag as f64);
             }
         }
@@ -129,7 +127,7 @@ impl Instruments {
     }
 }
 
-/// Tells the recorder what each metric means.
+/// Describes each metric to the recorder.
 fn describe() {
     for Metric {
         name, kind, meaning, ..
@@ -143,7 +141,7 @@ fn describe() {
     }
 }
 
-/// The labels have as many values as the program has handlers: the subject is the declared one.
+/// The labels. The subject is the declared one, so that their cardinality is the number of handlers.
 fn labels(meta: &HandlerMeta, metric: Metric, value: Option<&'static str>) -> Vec<Label> {
     let mut labels = vec![
         Label::from_static_parts("group", meta.group),

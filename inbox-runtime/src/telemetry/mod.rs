@@ -1,4 +1,4 @@
-//! The name of every span, field and metric, and what makes them of a pipeline's work.
+//! The name of every span, field and metric, and what emits them.
 
 use tracing::Span;
 
@@ -6,6 +6,7 @@ use crate::{delivery::Delivery, handler::HandlerMeta};
 
 #[cfg_attr(not(feature = "metrics"), path = "off.rs")]
 mod instruments;
+mod names;
 mod open_transactions;
 #[cfg(feature = "otel")]
 mod otel;
@@ -13,231 +14,10 @@ mod otel;
 pub(crate) mod prometheus;
 
 pub(crate) use instruments::{Instruments, Timer};
+pub use names::{FIELDS, Field, METRICS, Metric, MetricKind, SPAN};
 pub(crate) use open_transactions::OpenTransactions;
 
-/// The span around the handling of one message, from its decoding to its acknowledgement. It has the level INFO.
-pub const SPAN: &str = "inbox.handle";
-
-/// A field of the span or of log events.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Field {
-    /// Its name.
-    pub name: &'static str,
-    /// Whether it is on the span, and so stands beside all that is logged while a message is handled.
-    pub on_span: bool,
-    /// What it means.
-    pub meaning: &'static str,
-}
-
-const fn on_span(name: &'static str, meaning: &'static str) -> Field {
-    Field {
-        name,
-        on_span: true,
-        meaning,
-    }
-}
-
-const fn on_events(name: &'static str, meaning: &'static str) -> Field {
-    Field {
-        name,
-        on_span: false,
-        meaning,
-    }
-}
-
-/// Every field of the span, then those of log events.
-pub const FIELDS: [Field; 47] = [
-    on_span("group", "the consumer group"),
-    on_span(
-        "subject",
-        "the subject that the message has; at the start, what the handler subscribes to",
-    ),
-    on_span("handler", "the path of the handler's function"),
-    on_span("message_id", "the id by which the inbox knows the message"),
-    on_span(
-        "delivery_count",
-        "the how-many-th delivery it is, where the broker counts",
-    ),
-    on_span("outcome", "what became of it, one of the outcomes below"),
-    on_events("ack", "when the handler's messages are acknowledged"),
-    on_events("addr", "where health and metrics are served"),
-    on_events("aside", "whether a message is given back so that others go on"),
-    on_events("attempts", "how often the handler has failed on the message"),
-    on_events("broker", "the broker and its version"),
-    on_events(
-        "changed",
-        "the settings of a durable that were changed, with both values",
-    ),
-    on_events("code", "what Kafka calls an error"),
-    on_events("database", "a database and its version"),
-    on_events("delay_ms", "when the message comes again, in milliseconds"),
-    on_events("durable", "a durable consumer of NATS"),
-    on_events("error", "what went wrong, with everything beneath it"),
-    on_events("facility", "the part of librdkafka that says something"),
-    on_events("index", "the how-many-th header of a record"),
-    on_events("instance", "the id of the embedded broker's file"),
-    on_events("lost", "whether partitions went to somebody else unasked"),
-    on_events("mode", "the journal mode of the embedded broker's file"),
-    on_events("most", "how many deliveries the stream lets out at a time"),
-    on_events("nearest", "the known variable that looks most like it"),
-    on_events("part", "what waits of a source: a topic, a partition, the group"),
-    on_events("partition", "a partition of a topic, as `topic:number`"),
-    on_events("partitions", "partitions of topics"),
-    on_events(
-        "place",
-        "where the handler is declared, as `file:line`; where the embedded broker lives",
-    ),
-    on_events("places", "the variables, or lines of the file, that set something"),
-    on_events("position", "where in the broker a durable consumer begins"),
-    on_events("reads", "the stream that a handler reads"),
-    on_events(
-        "reason",
-        "why a message went to the dead letters, or a delete marker was made",
-    ),
-    on_events("report", "how many deliveries had which outcome"),
-    on_events(
-        "seq",
-        "the number of a message in its stream, or in the embedded broker",
-    ),
-    on_events("servers", "the servers of NATS, without any password"),
-    on_events("signal", "the signal that the program got"),
-    on_events("skipped", "how many delete markers were acknowledged without a handler"),
-    on_events("start", "where a new group begins"),
-    on_events("status", "what the NATS server answered"),
-    on_events("stream", "a stream of NATS"),
-    on_events("subjects", "the subjects of a stream"),
-    on_events("timeout_s", "how long the drain was allowed to take, in seconds"),
-    on_events("variable", "an environment variable"),
-    on_events("waiting", "how many messages wait in a durable"),
-    on_events("wanted", "how many deliveries the handler could take at a time"),
-    on_events("why", "what keeps messages from coming"),
-    on_events("words", "the words in which a NATS server denies a right"),
-];
-
-/// A metric, as the `metrics` facade has it (feature `metrics`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Metric {
-    /// Its name.
-    pub name: &'static str,
-    /// Counter, gauge or histogram.
-    pub kind: MetricKind,
-    /// The label that it has besides `group`, `handler` and `subject`, which every one has.
-    pub label: Option<&'static str>,
-    /// What it means. The unit is the last word of the name.
-    pub meaning: &'static str,
-}
-
-/// What a [`Metric`] is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MetricKind {
-    /// Only ever grows.
-    Counter,
-    /// Is what it is now.
-    Gauge,
-    /// The distribution of a value.
-    Histogram,
-}
-
-impl MetricKind {
-    /// The kind in one word.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-        }
-    }
-}
-
-const fn metric(name: &'static str, kind: MetricKind, label: Option<&'static str>, meaning: &'static str) -> Metric {
-    Metric {
-        name,
-        kind,
-        label,
-        meaning,
-    }
-}
-
-const DELIVERIES: Metric = metric(
-    "inbox_deliveries_total",
-    MetricKind::Counter,
-    Some("outcome"),
-    "what became of the deliveries",
-);
-const ATTEMPTS: Metric = metric(
-    "inbox_attempts_total",
-    MetricKind::Counter,
-    None,
-    "how often the handler began, each fresh transaction counted",
-);
-const DEAD_LETTERS: Metric = metric(
-    "inbox_dead_letters_total",
-    MetricKind::Counter,
-    Some("reason"),
-    "messages that went to the dead letters",
-);
-const ACK_FAILURES: Metric = metric(
-    "inbox_ack_failures_total",
-    MetricKind::Counter,
-    None,
-    "acknowledgements that failed; those messages come again and are found to be duplicates",
-);
-const PAYLOAD_MISMATCHES: Metric = metric(
-    "inbox_payload_mismatches_total",
-    MetricKind::Counter,
-    None,
-    "duplicates whose payload is another one than that of the message which was handled: a producer reuses its ids",
-);
-const HANDLING: Metric = metric(
-    "inbox_handling_seconds",
-    MetricKind::Histogram,
-    None,
-    "from the decoding of a delivery to the end of its transaction, whatever became of it",
-);
-const PUBLISH_TO_COMMIT: Metric = metric(
-    "inbox_publish_to_commit_seconds",
-    MetricKind::Histogram,
-    None,
-    "from the publishing, by the broker's clock, to the commit, by this machine's",
-);
-const IN_FLIGHT: Metric = metric(
-    "inbox_in_flight_messages",
-    MetricKind::Gauge,
-    None,
-    "deliveries that are leased: handled now, or waiting for a worker",
-);
-const OLDEST_TRANSACTION: Metric = metric(
-    "inbox_oldest_transaction_seconds",
-    MetricKind::Gauge,
-    None,
-    "the age of the oldest open handler transaction, 0 if there is none; looked at each second",
-);
-const LAG: Metric = metric(
-    "inbox_lag_messages",
-    MetricKind::Gauge,
-    None,
-    "messages that the group has not acknowledged yet, where the broker knows; looked at each second",
-);
-
-/// Every metric.
-pub const METRICS: [Metric; 10] = [
-    DELIVERIES,
-    ATTEMPTS,
-    DEAD_LETTERS,
-    ACK_FAILURES,
-    PAYLOAD_MISMATCHES,
-    HANDLING,
-    PUBLISH_TO_COMMIT,
-    IN_FLIGHT,
-    OLDEST_TRANSACTION,
-    LAG,
-];
-
-/// The span of one message. Where nobody listens, making it costs next to nothing.
+/// The span of one message. Without a subscriber it costs next to nothing.
 pub(crate) fn span(meta: &HandlerMeta, delivery: &Delivery, message_id: Option<&str>) -> Span {
     let span = tracing::info_span!(
         SPAN,
@@ -255,7 +35,7 @@ pub(crate) fn span(meta: &HandlerMeta, delivery: &Delivery, message_id: Option<&
     span
 }
 
-/// What a recorder that the runtime has installed needs from time to time. Never returns.
+/// Maintains the recorder that the runtime has installed. Never returns.
 pub(crate) async fn upkeep() {
     #[cfg(all(feature = "metrics", feature = "http"))]
     prometheus::upkeep().await;

@@ -1,8 +1,9 @@
-//! What stands in the place of the metrics without the feature: nothing.
+//! The metrics without the feature `metrics`: none.
 
 use std::time::SystemTime;
 
-use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::Reason, telemetry::OpenTransactions};
+use super::open_transactions::OpenTransactions;
+use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::Reason};
 
 /// No metrics.
 #[derive(Clone)]

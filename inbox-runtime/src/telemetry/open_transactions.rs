@@ -1,4 +1,4 @@
-//! The handler transactions that are open, for the age of the oldest: one that stays open holds back a database's clean-up.
+//! Tracks the open handler transactions, for the age of the oldest: a long one holds back a database's vacuum.
 
 use std::{
     collections::BTreeMap,
@@ -10,17 +10,17 @@ use tokio::time::Instant;
 
 /// The open transactions of one pipeline. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct OpenTransactions(Arc<Mutex<Begun>>);
+pub(crate) struct OpenTransactions(Arc<Mutex<BegunTransactions>>);
 
 #[derive(Debug, Default)]
-struct Begun {
+struct BegunTransactions {
     next: u64,
     /// In the order in which they began.
     at: BTreeMap<u64, Instant>,
 }
 
 impl OpenTransactions {
-    /// A transaction began; it is open until the result is dropped.
+    /// Adds a transaction, which is open until the guard is dropped.
     pub(crate) fn begin(&self) -> TransactionGuard {
         let mut begun = self.lock();
         let number = begun.next;
@@ -39,12 +39,12 @@ impl OpenTransactions {
         oldest.map(|at| at.elapsed())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Begun> {
+    fn lock(&self) -> MutexGuard<'_, BegunTransactions> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A transaction that is open.
+/// A transaction that is open until this is dropped.
 pub(crate) struct TransactionGuard {
     open: OpenTransactions,
     number: u64,

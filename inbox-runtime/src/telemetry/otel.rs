@@ -1,4 +1,4 @@
-//! The trace that a message belongs to, by the W3C's headers `traceparent` and `tracestate`.
+//! The trace that a message belongs to, by the W3C headers `traceparent` and `tracestate`.
 
 use opentelemetry::{
     Context, SpanId, TraceFlags, TraceId,
@@ -9,10 +9,10 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::delivery::Headers;
 
-/// Makes the span a child of the one that published the message. Headers that can't be read are as if they weren't there.
+/// Makes the span a child of the one that published the message. Invalid headers are ignored.
 pub(super) fn adopt(span: &Span, headers: &Headers) {
     if let Some(parent) = parent(headers) {
-        // It fails where no layer of OpenTelemetry listens, which is nobody's mistake.
+        // It fails without an OpenTelemetry layer, which is no mistake.
         let _ = span.set_parent(Context::new().with_remote_span_context(parent));
     }
 }
@@ -31,7 +31,7 @@ fn parent(headers: &Headers) -> Option<SpanContext> {
     Some(SpanContext::new(trace, span, flags, true, state))
 }
 
-/// `00-<32 digits>-<16 digits>-<2 digits>`. A later version may have more behind it.
+/// `00-<32 digits>-<16 digits>-<2 digits>`. A later version may append more.
 fn traceparent(text: &str) -> Option<(TraceId, SpanId, TraceFlags)> {
     let mut parts = text.trim_ascii().splitn(5, '-');
     let version = hex(parts.next()?, 2)?;
@@ -46,7 +46,7 @@ fn traceparent(text: &str) -> Option<(TraceId, SpanId, TraceFlags)> {
     Some((TraceId::from(trace), span, flags))
 }
 
-/// Exactly so many digits, in lower case.
+/// Exactly that number of digits, in lower case.
 fn hex(text: &str, digits: usize) -> Option<u128> {
     let all = text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     all.then(|| u128::from_str_radix(text, 16).ok()).flatten()
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(found.span_id().to_string(), "b7ad6b7169203331");
         assert!(found.is_sampled() && found.is_remote());
         assert_eq!(found.trace_state().header(), "rojo=1,congo=2");
-        let later = "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00-what-comes";
+        let later = "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00-more";
         assert!(
             !parent(&headers(&[("traceparent", later)]))
                 .expect("a parent")

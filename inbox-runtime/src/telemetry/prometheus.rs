@@ -1,4 +1,4 @@
-//! Metrics as Prometheus reads them.
+//! Metrics in the Prometheus text format.
 
 use std::{sync::OnceLock, time::Duration};
 
@@ -8,13 +8,13 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 const BUCKETS: [f64; 14] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0,
 ];
-/// How often what was measured is put into buckets if nobody asks.
+/// How often samples are sorted into buckets if nothing scrapes them.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// Of the whole program, since a program has one recorder. `None` if it has one of its own.
+/// The recorder of the program, which has only one. `None` if the program has installed one of its own.
 static RECORDER: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
 
-/// Records what this program measures from now on, unless it has a recorder of its own.
+/// Installs the recorder, unless the program has one of its own.
 pub(crate) fn install() {
     RECORDER.get_or_init(|| {
         let builder = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &BUCKETS);
@@ -28,12 +28,12 @@ pub(crate) fn install() {
     });
 }
 
-/// Everything that was recorded, as text; `None` if nothing is.
+/// Everything that was recorded, as text; `None` without the recorder.
 pub(crate) fn render() -> Option<String> {
     RECORDER.get()?.as_ref().map(PrometheusHandle::render)
 }
 
-/// Keeps what was measured from piling up while nobody asks. Never returns.
+/// Keeps samples from piling up while nothing scrapes them. Never returns.
 pub(crate) async fn upkeep() {
     let mut ticks = tokio::time::interval(UPKEEP);
     loop {

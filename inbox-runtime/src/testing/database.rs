@@ -1,11 +1,14 @@
-//! The databases of users' tests: what a harness asks them, and one in a temporary file.
+//! The databases of users' tests: the pools that a harness accepts, and SQLite in a temporary file.
 
-use crate::store::IntoStore;
 use futures_util::future::BoxFuture;
 
-/// A pool that a [`Harness`](super::Harness) can work on: of a database that is built in.
+#[cfg(feature = "sqlite")]
+use super::failure::Caller;
+use crate::store::IntoStore;
+
+/// A pool that a [`Harness`](crate::testing::Harness) can use: of a database that is built in.
 pub trait TestPool: IntoStore + Clone + Send + Sync + sealed::Sealed + 'static {
-    /// The one number that a query gives, such as a `count(*)`.
+    /// The one number that a query returns, such as a `count(*)`.
     #[doc(hidden)]
     fn number(&self, sql: String) -> BoxFuture<'_, sqlx::Result<i64>>;
 }
@@ -51,7 +54,7 @@ test_pool!(sqlx::PgPool);
 #[derive(Debug)]
 pub struct TempSqlite {
     pool: sqlx::SqlitePool,
-    /// Behind the pool: the file goes when nobody uses it any more.
+    /// Dropped after the pool, so that the file is deleted when it is no longer used.
     _folder: tempfile::TempDir,
 }
 
@@ -64,7 +67,7 @@ impl TempSqlite {
     /// When there is no temporary folder to write to, or a statement fails.
     #[track_caller]
     pub fn new(statements: &str) -> impl Future<Output = Self> + Send + use<> {
-        let caller = super::Caller::here();
+        let caller = Caller::here();
         let statements = statements.to_owned();
         async move {
             let folder =

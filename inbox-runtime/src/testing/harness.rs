@@ -1,33 +1,36 @@
-//! The harness: handlers on a broker in memory and a database of the test's, one message at a time.
+//! The harness: handlers on a broker in memory and a database of the test, one message at a time.
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
-use super::{Caller, TestPool, look::list};
+use super::{
+    database::TestPool,
+    failure::{Caller, list},
+};
 use crate::{
     broker::{
         Published,
         embedded::{Embedded, Stage},
     },
+    counters::Report,
     delivery::Message,
     failpoint::{Point, Settled, Watch},
     inbox::{Inbox, InboxBuilder},
     outcome::Outcome,
-    tally::Report,
 };
 
-/// How many deliveries one call handles before it gives up on ever coming to an end.
-const MOST: u32 = 10_000;
+/// How many deliveries one call handles before it gives up.
+const MAX_DELIVERIES: u32 = 10_000;
 /// How long a claim waits unless the test says otherwise.
 const LOCK_WAIT: Duration = Duration::from_secs(30);
 
-/// Handlers on an embedded broker in memory and on a database of the test's. See the [module](super).
+/// Handlers on an embedded broker in memory and on a database of the test. See the [module](crate::testing).
 ///
-/// Its methods panic where what they expect is not there, with what was expected, what was there, and the line of the test.
+/// Its methods panic where an expectation isn't met, with what was expected, what was there, and the line of the test.
 ///
 /// # Cancel safety
 ///
-/// A method that is dropped half-way is a crash of the handler: what it wrote is rolled back, and the message comes again
-/// when its lease has run out.
+/// A method that is dropped half-way is a crash of the handler: what it wrote is rolled back, and the message is redelivered
+/// when its lease has expired.
 ///
 /// # Examples
 ///
@@ -60,14 +63,14 @@ pub struct Harness<P> {
     pub(super) broker: Embedded,
     configure: Box<dyn Fn(InboxBuilder) -> InboxBuilder + Send>,
     pub(super) inbox: Inbox,
-    /// What became of the deliveries that nobody has asked for yet, oldest first.
+    /// The settled deliveries whose outcome was not asked for yet, oldest first.
     settled: VecDeque<Settled>,
     /// The same for all of them, as text.
     pub(super) history: Vec<String>,
 }
 
 impl<P: TestPool> Harness<P> {
-    /// Starts on that database. `configure` says what else the inbox needs, above all its groups and its states; it is
+    /// Starts on that database. `configure` sets what else the inbox needs, above all its groups and its states; it is
     /// called for the first start and for the one after each crash, as the `main` of a program is. The inbox's tables are
     /// made if they are not there.
     ///
@@ -113,7 +116,7 @@ impl<P: TestPool> Harness<P> {
         }
     }
 
-    /// The broker, to look at or to give to the code under test.
+    /// The broker, to inspect or to pass to the code under test.
     #[must_use]
     pub const fn broker(&self) -> &Embedded {
         &self.broker
@@ -133,8 +136,8 @@ impl<P: TestPool> Harness<P> {
         }
     }
 
-    /// What became of the next delivery of the message with that id: handles messages until it is its turn. Each outcome
-    /// is told once, so that a second call is about the next delivery. (With more than one group, each has its own.)
+    /// The outcome of the next delivery of the message with that id: handles messages until it is handled. Each outcome is
+    /// returned once, so that a second call is about the next delivery. (With more than one group, each has its own.)
     ///
     /// # Panics
     ///
@@ -177,28 +180,28 @@ impl<P: TestPool> Harness<P> {
         async move {
             let before = self.inbox.report();
             let watch = Watch::new(None);
-            for _ in 0..MOST {
+            for _ in 0..MAX_DELIVERIES {
                 if !self.step(&watch, caller).await {
                     return self.inbox.report().since(&before);
                 }
             }
-            self.endless("every message to be settled", caller)
+            self.fail_unfinished("every message to be settled", caller)
         }
     }
 
-    /// Handles messages until one comes to that point. There the process dies as under SIGKILL, and another one starts;
-    /// the broker's clock is put forward until the dead process' leases have run out. What was not acknowledged comes
-    /// again.
+    /// Handles messages until one reaches that point. There the process dies as under SIGKILL, and another one starts;
+    /// the broker's clock is advanced until the dead process' leases have expired. What was not acknowledged is
+    /// redelivered.
     ///
     /// # Panics
     ///
-    /// When no message comes to that point; the text lists the points that were reached.
+    /// When no message reaches that point; the text lists the points that were reached.
     #[track_caller]
     pub fn crash_at(&mut self, point: Point) -> impl Future<Output = ()> {
         let caller = Caller::here();
         async move {
             let watch = Watch::new(Some(point));
-            for _ in 0..MOST {
+            for _ in 0..MAX_DELIVERIES {
                 let more = tokio::select! {
                     biased;
                     () = watch.stopped() => {
@@ -209,22 +212,21 @@ impl<P: TestPool> Harness<P> {
                 if !more {
                     let points: Vec<_> = watch.points().iter().map(|point| point.as_str()).collect();
                     caller.fail(format_args!(
-                        "expected a crash at {point}, but no message came there; points that were reached: {}; {}",
+                        "expected a crash at {point}, but no message reached it; points that were reached: {}; {}",
                         list(&points, ", "),
                         self.past()
                     ));
                 }
             }
-            self.endless(&format!("a crash at {point}"), caller)
+            self.fail_unfinished(&format!("a crash at {point}"), caller)
         }
     }
 
-    /// Lets the broker deliver a message again that it has delivered, even if that was acknowledged: as if the
-    /// acknowledgement had been lost.
+    /// Lets the broker redeliver a message, even if it was acknowledged: as if the acknowledgement had been lost.
     ///
     /// # Panics
     ///
-    /// When no handler was given a message of that id yet.
+    /// When no message of that id was delivered yet.
     #[track_caller]
     pub fn redeliver(&mut self, id: &str) -> impl Future<Output = ()> {
         let caller = Caller::here();
@@ -241,21 +243,21 @@ impl<P: TestPool> Harness<P> {
             if !found {
                 let there = self.whereabouts(id, caller).await;
                 caller.fail(format_args!(
-                    "expected `{id}` to have been delivered before it is delivered again, but {there}"
+                    "expected `{id}` to have been delivered before it is redelivered, but {there}"
                 ));
             }
         }
     }
 
-    /// Puts the broker's clock forward, which decides when leases and back-offs are over and stands still otherwise.
+    /// Advances the broker's clock, by which leases and back-offs end, and which stands still otherwise.
     pub fn advance_clock(&self, by: Duration) {
         self.broker.advance_clock(by);
     }
 
-    /// The next delivery of a message that nobody has asked for.
+    /// The next delivery of a message whose outcome was not asked for yet.
     async fn next_of(&mut self, id: &str, expected: &str, caller: Caller) -> Settled {
         let watch = Watch::new(None);
-        for _ in 0..MOST {
+        for _ in 0..MAX_DELIVERIES {
             let found = self.settled.iter().position(|settled| settled.message_id == id);
             if let Some(settled) = found.and_then(|index| self.settled.remove(index)) {
                 return settled;
@@ -265,12 +267,12 @@ impl<P: TestPool> Harness<P> {
                 caller.fail(format_args!("{expected}, but {there}"));
             }
         }
-        self.endless(&format!("a delivery of `{id}`"), caller)
+        self.fail_unfinished(&format!("a delivery of `{id}`"), caller)
     }
 
-    /// Handles one message; where none is ready, puts the clock forward to the next one. Returns whether there was one.
+    /// Handles one message; where none is ready, advances the clock to the next one. Returns whether there was one.
     async fn step(&mut self, watch: &Arc<Watch>, caller: Caller) -> bool {
-        for _ in 0..MOST {
+        for _ in 0..MAX_DELIVERIES {
             let handled = watch.over(self.inbox.process_one(Duration::ZERO)).await;
             let handled = handled.unwrap_or_else(|error| caller.fail(format_args!("the broker failed: {error}")));
             if let Some(settled) = watch.settled() {
@@ -285,10 +287,10 @@ impl<P: TestPool> Harness<P> {
                 None => return false,
             }
         }
-        self.endless("a message that is due to be delivered", caller)
+        self.fail_unfinished("a message that is due to be delivered", caller)
     }
 
-    /// The process is no more, and another one has started.
+    /// Replaces the process by another one.
     async fn die(&mut self, caller: Caller) {
         let leases = self.broker.consumers().await;
         let leases = leases.unwrap_or_else(|error| caller.fail(format_args!("the broker failed: {error}")));
@@ -302,10 +304,10 @@ impl<P: TestPool> Harness<P> {
         self.broker.advance_clock(lease);
     }
 
-    fn endless(&self, expected: &str, caller: Caller) -> ! {
+    fn fail_unfinished(&self, expected: &str, caller: Caller) -> ! {
         let last = self.history.last().map_or("nothing", String::as_str);
         caller.fail(format_args!(
-            "expected {expected}, but it was not there after {MOST} deliveries; the last: {last}"
+            "expected {expected}, but it was not there after {MAX_DELIVERIES} deliveries; the last: {last}"
         ))
     }
 }
@@ -316,7 +318,7 @@ async fn start<P: TestPool>(
     configure: &(impl Fn(InboxBuilder) -> InboxBuilder + ?Sized),
     caller: Caller,
 ) -> Inbox {
-    // A database takes a moment to notice that a client has died; the claim of its message waits for that.
+    // A database takes a moment to notice that a client has died, for which the claim of its message waits.
     let builder = Inbox::builder()
         .store(pool.clone())
         .broker(broker.clone())

@@ -1,9 +1,9 @@
 //! Testing your own handlers: the whole path of a message in one test, with crashes at named points. Feature `testing`.
 //!
-//! A [`Harness`] runs handlers on an embedded broker in memory and on a database that the test gives: a [`TempSqlite`], or
-//! any pool of SQLite or PostgreSQL. It handles one message at a time, in the test's own task, so that tests in parallel
-//! know nothing of each other. The broker's clock stands still; where nothing is ready it is put forward to the next
-//! delivery, so that no test waits for a back-off or for a lease, and the order of deliveries is the same each time.
+//! A [`Harness`] runs handlers on an embedded broker in memory and on a database of the test: a [`TempSqlite`], or any pool of
+//! SQLite or PostgreSQL. It handles one message at a time, in the test's own task, so that tests can
+//! run in parallel. The broker's clock stands still; where nothing is ready it is advanced to the next delivery, so that no
+//! test waits for a back-off or a lease, and the order of deliveries is the same each time.
 //!
 //! ```standalone_crate
 //! use inbox_runtime::{
@@ -24,7 +24,7 @@
 //!     let mut inbox = Harness::start(database.pool(), |inbox| inbox.groups(["billing"])).await;
 //!     inbox.publish(Message::new("order.created", r#""o1""#).id("evt-1")).await;
 //!
-//!     // The process dies between the commit and the acknowledgement, and the message comes again.
+//!     // The process dies between the commit and the acknowledgement, and the message is redelivered.
 //!     inbox.crash_at(Point::AfterCommit).await;
 //!     inbox.assert_not_acked("evt-1").await;
 //!     inbox.assert_outcome("evt-1", Outcome::Duplicate).await;
@@ -33,16 +33,15 @@
 //! }
 //! ```
 //!
-//! What a crash leaves behind is what a killed process leaves behind: of the database what was committed, at the broker
-//! what was not acknowledged. The process that comes after it knows nothing of the one before. What it can't show is the
-//! end of something beside the handler's own task (a spawned task goes on), and what a power failure does to a disk.
+//! A crash leaves what a killed process leaves: in the database what was committed, at the broker what was not acknowledged.
+//! The next process shares no memory with it. It does not show the end of a task that the handler has spawned (that task goes
+//! on), nor what a power failure does to a disk.
 
-use std::{fmt, panic::Location};
-
+mod assertions;
 pub mod conformance;
 mod database;
+mod failure;
 mod harness;
-mod look;
 
 #[cfg(feature = "sqlite")]
 pub use database::TempSqlite;
@@ -50,19 +49,3 @@ pub use database::TestPool;
 pub use harness::Harness;
 
 pub use crate::failpoint::{Point, point};
-
-/// The line of the test that asked for something, which is what a failure must name.
-#[derive(Clone, Copy, Debug)]
-struct Caller(&'static Location<'static>);
-
-impl Caller {
-    #[track_caller]
-    fn here() -> Self {
-        Self(Location::caller())
-    }
-
-    /// Ends the test.
-    fn fail(self, why: impl fmt::Display) -> ! {
-        panic!("{why} ({})", self.0)
-    }
-}

@@ -9,14 +9,14 @@ use std::{
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The folders whose modules must not go in a circle. Beside a folder's other modules its `mod.rs` is one of them.
-const FLOORS: &[&str] = &[""];
+const FLOORS: &[&str] = &["", "consumer", "pipeline", "telemetry", "testing"];
 
 #[test]
 fn no_modules_use_each_other_in_a_circle() {
     let sources = Sources::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../inbox-runtime/src"));
     for folder in FLOORS {
         let graph = sources.graph(folder);
-        assert!(graph.0.len() > 10, "the modules of `{folder}` are read");
+        assert!(graph.0.len() > 4, "the modules of `{folder}` are read");
         if let Some(circle) = graph.circle() {
             panic!("modules of `src/{folder}` use each other in a circle; one of these must not:\n{circle}");
         }
@@ -192,7 +192,8 @@ fn read_paths(tokens: &[TokenTree]) -> Vec<Module> {
         Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => {
             let tokens: Vec<_> = group.stream().into_iter().collect();
             let parts = tokens.split(|token| matches!(token, TokenTree::Punct(punct) if punct.as_char() == ','));
-            parts.flat_map(read_paths).collect()
+            // Behind a trailing comma there is nothing.
+            parts.filter(|part| !part.is_empty()).flat_map(read_paths).collect()
         }
         // A star, or a path of types.
         _ => vec![Module::new()],

@@ -75,7 +75,7 @@ async fn g42_panics_of_the_broker_leave_a_spawned_inbox_alive<B: TestBroker, D: 
         "progress",
         "status",
         "ack_wait",
-        "successor",
+        "next_in_partition",
         "close",
     ] {
         world.flaky.panic_in(call, 10);

@@ -230,7 +230,7 @@ impl Lease for KafkaLease {
     }
 
     /// The next record of the partition.
-    fn successor(&self) -> Option<(Delivery, Self)> {
+    fn next_in_partition(&self) -> Option<(Delivery, Self)> {
         let status = &self.group.lines[self.line].status;
         let mut state = self.group.lock();
         if state.closing {

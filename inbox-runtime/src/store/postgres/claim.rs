@@ -21,7 +21,7 @@ use super::{
 use crate::{
     failpoint::failpoint,
     store::{
-        AbandonError, Claim, Claimed, FinishError, Following, Session, StoreError,
+        AbandonError, Claim, Claimed, FinishError, NextTx, Session, StoreError,
         transaction::{self, TxConnection},
     },
 };
@@ -361,15 +361,15 @@ impl Session for PostgresSession {
         }
     }
 
-    async fn finish(&mut self, following: Following<'_>) -> Result<(), FinishError> {
+    async fn finish(&mut self, next: NextTx<'_>) -> Result<(), FinishError> {
         failpoint!("before_commit");
         let old = self.is_old();
-        let following = match following {
-            _ if old || self.pooled() || self.looked.elapsed() >= LOOK => Following::Nothing,
-            Following::Claim(_) if !self.named.seal => Following::Message,
-            following => following,
+        let next = match next {
+            _ if old || self.pooled() || self.looked.elapsed() >= LOOK => NextTx::None,
+            NextTx::Claim(_) if !self.named.seal => NextTx::Begin,
+            next => next,
         };
-        self.seal_and_commit(following).await?;
+        self.seal_and_commit(next).await?;
         if old {
             self.close().await;
         }

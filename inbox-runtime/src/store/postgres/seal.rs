@@ -13,7 +13,7 @@ use super::{
     is_definite, severity,
     statements::{CLOSE_WAIT, DRAIN_WAIT, cancel_behind, direct, first},
 };
-use crate::store::{AbandonError, Claim, FinishError, Following, transaction};
+use crate::store::{AbandonError, Claim, FinishError, NextTx, transaction};
 
 /// SQLSTATE of a prepared statement that isn't there.
 pub(super) const UNPREPARED: &str = "26000";
@@ -132,8 +132,8 @@ impl PostgresSession {
             .unwrap_or(Err(Drained::Running))
     }
 
-    /// Seals and commits, and begins what follows. Whatever it returns, the session can go on.
-    pub(super) async fn seal_and_commit(&mut self, following: Following<'_>) -> Result<(), FinishError> {
+    /// Seals and commits, and begins the next transaction. Whatever it returns, the session can go on.
+    pub(super) async fn seal_and_commit(&mut self, next: NextTx<'_>) -> Result<(), FinishError> {
         match self.drain().await {
             Ok(()) => {}
             Err(Drained::Running) => return Err(self.still_running().await),
@@ -148,7 +148,7 @@ impl PostgresSession {
             return Err(FinishError::Broken(NESTED.to_owned()));
         }
         let wait = self.store.settings.commit_timeout;
-        match tokio::time::timeout(wait, self.commit(following)).await {
+        match tokio::time::timeout(wait, self.commit(next)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => self.refused_commit(error).await,
             Err(_) => {
@@ -158,13 +158,13 @@ impl PostgresSession {
         }
     }
 
-    /// Seals and commits. What follows is begun in the same round trip.
-    async fn commit(&mut self, following: Following<'_>) -> Result<(), CommitError> {
-        match following {
-            Following::Nothing if self.pooled() => self.commit_pooled().await,
-            Following::Nothing => self.commit_and_begin(false, None).await,
-            Following::Message => self.commit_and_begin(true, None).await,
-            Following::Claim(claim) => self.commit_and_begin(true, Some(&claim)).await,
+    /// Seals and commits. The next transaction is begun in the same round trip.
+    async fn commit(&mut self, next: NextTx<'_>) -> Result<(), CommitError> {
+        match next {
+            NextTx::None if self.pooled() => self.commit_pooled().await,
+            NextTx::None => self.commit_and_begin(false, None).await,
+            NextTx::Begin => self.commit_and_begin(true, None).await,
+            NextTx::Claim(claim) => self.commit_and_begin(true, Some(&claim)).await,
         }
     }
 

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     error_chain::text,
     failpoint::failpoint,
-    store::{AbandonError, Claim, Claimed, Fingerprint, FinishError, Following, Session, StoreError, transaction},
+    store::{AbandonError, Claim, Claimed, Fingerprint, FinishError, NextTx, Session, StoreError, transaction},
 };
 
 /// How long a message that is acknowledged before its transaction begins waits for the write lock, which another process
@@ -200,7 +200,7 @@ impl Session for SqliteSession {
         }
     }
 
-    async fn finish(&mut self, _following: Following<'_>) -> Result<(), FinishError> {
+    async fn finish(&mut self, _next: NextTx<'_>) -> Result<(), FinishError> {
         let Some(mut open) = self.open.take() else {
             return Err(lost(&sqlx::Error::WorkerCrashed));
         };

@@ -1,4 +1,4 @@
-//! Dead letters that are to be replayed, as a second source of deliveries.
+//! Dead letters that are to be replayed, as deliveries.
 
 use std::{
     sync::{Arc, LazyLock},
@@ -7,18 +7,18 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{Job, Pipeline, Replayed};
 use crate::{
     broker::{self, BrokerError, Lease},
     delivery::Delivery,
+    pipeline::{Job, Pipeline, Replay},
     store::{AttemptKey, DeadLetter, Records, ReplayToken, Store, StoreError},
 };
 
-/// How long a dead letter that is being replayed is nobody else's, beyond its handler's timeout: on SQLite its lease can't
-/// be prolonged while the handler has the one right to write.
+/// How long the lease of a replayed dead letter lasts beyond its handler's timeout: on SQLite it can't be renewed while the
+/// handler holds the only right to write.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Tells the pipelines of this process at once that there is something to replay; others find it when they next look.
+/// Notifies the consumers of this process that a replay is requested; those of others find it at their next look.
 pub(crate) static REQUESTED: LazyLock<Notify> = LazyLock::new(Notify::new);
 
 impl<S: Store> Pipeline<S> {
@@ -29,11 +29,11 @@ impl<S: Store> Pipeline<S> {
             .records
             .take_replays(self.meta.group, self.meta.name, max, lease)
             .await?;
-        let job = |(letter, token)| self.replay(letter, token, lease);
+        let job = |(letter, token)| self.replay_job(letter, token, lease);
         Ok(letters.into_iter().map(job).collect())
     }
 
-    fn replay(&self, letter: DeadLetter, token: ReplayToken, lease: Duration) -> Job {
+    fn replay_job(&self, letter: DeadLetter, token: ReplayToken, lease: Duration) -> Job {
         let lease = ReplayLease {
             records: self.records.clone(),
             token,
@@ -53,13 +53,11 @@ impl<S: Store> Pipeline<S> {
         delivery.key = letter.message_key;
         delivery.published_at = letter.published_at;
         delivery.redelivered = true;
-        let mut job = Job::new(delivery, broker::erased(lease));
-        job.replay = Some(Replayed { key, token });
-        job
+        Job::replay(delivery, broker::erased(lease), Replay { key, token })
     }
 }
 
-/// The lease of a dead letter. Once it has run out and somebody else has taken the letter, nothing that is said here counts.
+/// The lease of a dead letter. Once it has expired and another process has taken the letter, its calls have no effect.
 struct ReplayLease {
     records: Arc<dyn Records>,
     token: ReplayToken,
@@ -68,7 +66,7 @@ struct ReplayLease {
 }
 
 impl ReplayLease {
-    /// An error unless the lease was still that of this.
+    /// An error unless the lease was still this one.
     fn held(&self, held: Result<bool, StoreError>) -> Result<(), BrokerError> {
         if held.map_err(unavailable)? {
             return Ok(());
@@ -80,7 +78,7 @@ impl ReplayLease {
 }
 
 impl Lease for ReplayLease {
-    /// A letter that was buried anew meanwhile is no longer marked as to be replayed, and stays.
+    /// A letter that was dead-lettered again meanwhile is no longer marked for replay, and stays.
     async fn ack(&self) -> Result<(), BrokerError> {
         self.records.replayed(self.token).await.map_err(unavailable).map(drop)
     }

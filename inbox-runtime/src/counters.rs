@@ -1,4 +1,4 @@
-//! Counts what became of the deliveries.
+//! Counts the outcomes of deliveries, and their acknowledgements.
 
 use std::{
     fmt,
@@ -17,20 +17,20 @@ pub struct Report {
     pub skipped: u64,
     /// Handled before.
     pub duplicate: u64,
-    /// Held by somebody else.
+    /// Held by another consumer, or waiting for a lock.
     pub locked: u64,
     /// The handler failed.
     pub failed: u64,
-    /// Gone to the dead letters.
+    /// Dead-lettered.
     pub dead_lettered: u64,
-    /// Put off because the database or the broker failed.
+    /// Deferred because the database or the broker failed.
     pub deferred: u64,
     /// Acknowledged at the broker, whatever the outcome.
     pub acked: u64,
-    /// Acknowledgements that failed; those messages come again and are found to be duplicates.
+    /// Acknowledgements that failed; those messages are redelivered, and are duplicates where they were claimed.
     pub ack_failures: u64,
     /// Those of `acked` that the broker had not confirmed when the inbox ended (Kafka's are committed a moment later); those
-    /// messages may come again and are found to be duplicates. 0 while it runs.
+    /// messages may be redelivered, and are duplicates where they were claimed. 0 while it runs.
     pub unconfirmed: u64,
 }
 
@@ -81,14 +81,14 @@ impl fmt::Display for Report {
 
 /// The counters behind a [`Report`].
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct Counters {
     outcomes: [AtomicU64; Outcome::ALL.len()],
     acked: AtomicU64,
     ack_failures: AtomicU64,
     unconfirmed: AtomicU64,
 }
 
-impl Tally {
+impl Counters {
     pub(crate) fn count(&self, outcome: Outcome) {
         self.outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -98,7 +98,7 @@ impl Tally {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The inbox has ended, with that many acknowledgements more that the broker hasn't confirmed.
+    /// Counts acknowledgements that the broker hasn't confirmed when the inbox ends.
     pub(crate) fn count_unconfirmed(&self, acknowledgements: u64) {
         self.unconfirmed.fetch_add(acknowledgements, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Remembers which attempts could not be taken back.
+//! Attempts that are on record, were never made, and could not be taken off the record.
 
 use std::{
     collections::HashMap,
@@ -7,12 +7,13 @@ use std::{
 
 use crate::store::AttemptKey;
 
-/// The attempts that are on record and were none, because the database was down when they were to be taken back. The
-/// next delivery of such a message takes the one that is on record for its own.
+/// The attempts whose refund failed because the database was down. The next delivery of such a message takes the counted
+/// attempt for its own.
 #[derive(Default)]
-pub(crate) struct Owed(Mutex<HashMap<AttemptKey, u32>>);
+pub(crate) struct PendingRefunds(Mutex<HashMap<AttemptKey, u32>>);
 
-impl Owed {
+impl PendingRefunds {
+    /// `attempts` is the count with the one to be refunded.
     pub(super) fn add(&self, key: AttemptKey, attempts: u32) {
         self.lock().insert(key, attempts);
     }

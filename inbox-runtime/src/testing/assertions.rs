@@ -1,8 +1,12 @@
-//! What a harness finds out without handling anything: from the broker, from the database, and in words.
+//! What a harness asserts and queries without handling a message: at the broker and in the database.
 
 use std::time::Duration;
 
-use super::{Caller, Harness, TestPool};
+use super::{
+    database::TestPool,
+    failure::{Caller, list},
+    harness::Harness,
+};
 use crate::{
     broker::embedded::{Stage, Traced},
     failpoint::message_id,
@@ -10,7 +14,7 @@ use crate::{
 };
 
 impl<P: TestPool> Harness<P> {
-    /// Asserts that every handler that takes the message with that id has acknowledged it.
+    /// Asserts that every handler that subscribes to the message with that id has acknowledged it.
     ///
     /// # Panics
     ///
@@ -79,7 +83,7 @@ impl<P: TestPool> Harness<P> {
         }
     }
 
-    /// How long it takes until a message comes again, if one does.
+    /// The time until the next redelivery, if there is one.
     pub(super) async fn next_due(&self, caller: Caller) -> Option<Duration> {
         let traced = self.trace(caller).await;
         let due = traced.iter().filter_map(|(_, traced)| match traced.stage {
@@ -89,7 +93,7 @@ impl<P: TestPool> Harness<P> {
         due.min()
     }
 
-    /// Every message, with each handler that takes it.
+    /// Every message, with each handler that subscribes to it.
     async fn trace(&self, caller: Caller) -> Vec<(&HandlerMeta, Traced)> {
         let mut all = Vec::new();
         for meta in self.inbox.handlers() {
@@ -100,14 +104,14 @@ impl<P: TestPool> Harness<P> {
         all
     }
 
-    /// The messages of that id, with each handler that takes them.
+    /// The messages of that id, with each handler that subscribes to them.
     pub(super) async fn find(&self, id: &str, caller: Caller) -> Vec<(&HandlerMeta, Traced)> {
         let mut found = self.trace(caller).await;
         found.retain(|(meta, traced)| message_id(&traced.delivery, meta) == id);
         found
     }
 
-    /// Where the messages of that id are, in words.
+    /// Where the messages of that id are, as a text.
     pub(super) async fn whereabouts(&self, id: &str, caller: Caller) -> String {
         let found = self.find(id, caller).await;
         let mut words: Vec<_> = found.iter().map(|(meta, traced)| stage(id, meta, traced)).collect();
@@ -135,17 +139,9 @@ fn stage(id: &str, meta: &HandlerMeta, traced: &Traced) -> String {
     match traced.stage {
         Stage::Waiting => format!("`{id}` waits for its first delivery to {name}"),
         Stage::Pending(due) => format!(
-            "`{id}` was delivered to {name} and comes again in {}",
+            "`{id}` was delivered to {name} and is redelivered in {}",
             humantime::format_duration(due)
         ),
         Stage::Acked => format!("{name} has acknowledged `{id}`"),
     }
-}
-
-pub(super) fn list<T: AsRef<str>>(items: &[T], separator: &str) -> String {
-    if items.is_empty() {
-        return "nothing".to_owned();
-    }
-    let items: Vec<_> = items.iter().map(AsRef::as_ref).collect();
-    items.join(separator)
 }

@@ -7,25 +7,25 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 
-use super::{InFlight, Job, in_flight::Hold};
+use crate::pipeline::{Job, LeaseGuard, LeaseKeeper};
 
-/// A message that waits for a worker, with its lease and its slot.
+/// A message that waits for a worker, with the guard of its lease and its slot.
 pub(super) struct Queued {
     pub(super) job: Job,
-    pub(super) hold: Hold,
-    /// A successor has none: there is one at most for each message that is handled.
+    pub(super) lease: LeaseGuard,
+    /// `None` for the next message in a partition, of which there is one at most for each message that is handled.
     pub(super) slot: Option<OwnedSemaphorePermit>,
 }
 
 impl Queued {
     /// Its lease is kept alive from now on.
-    pub(super) fn new(in_flight: &InFlight, job: Job, slot: Option<OwnedSemaphorePermit>) -> Self {
-        let hold = in_flight.hold(job.lease.clone());
-        Self { job, hold, slot }
+    pub(super) fn new(leases: &LeaseKeeper, job: Job, slot: Option<OwnedSemaphorePermit>) -> Self {
+        let lease = leases.keep(job.lease.clone());
+        Self { job, lease, slot }
     }
 }
 
-/// The messages that wait for a worker: as many permits as there are messages.
+/// The messages that wait for a worker. The semaphore has as many permits as there are messages.
 pub(super) struct Queue {
     jobs: Mutex<VecDeque<Queued>>,
     waiting: Semaphore,

@@ -1,0 +1,105 @@
+//! Feeds the queue: messages from the broker, and dead letters that are to be replayed.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::Semaphore;
+
+use super::{
+    queue::{Queue, Queued},
+    replay,
+};
+use crate::{
+    broker::{BrokerError, DynSource},
+    error_chain::text,
+    pipeline::{Job, OUTAGE_BACKOFF, Pipeline},
+    store::Store,
+};
+
+/// How long one pull waits for a message.
+const PULL_WAIT: Duration = Duration::from_secs(5);
+/// How often the database is asked for replays that another process has requested.
+const REPLAY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Pulls as many messages as there are free slots, until the broker's client ends.
+pub(super) async fn fetch<S: Store>(
+    pipeline: &Pipeline<S>,
+    source: &mut DynSource,
+    slots: &Arc<Semaphore>,
+    queue: &Queue,
+) -> BrokerError {
+    let status = &pipeline.status;
+    let mut failures = 0;
+    loop {
+        status.availability.wait_available().await;
+        let mut free = Vec::from_iter(slots.clone().acquire_owned().await);
+        while let Ok(slot) = slots.clone().try_acquire_owned() {
+            free.push(slot);
+        }
+        let pulled = source.pull(free.len(), PULL_WAIT).await;
+        status.leases.set_ack_wait(source.ack_wait());
+        match pulled {
+            Ok(deliveries) => {
+                if status.availability.set_broker(None) {
+                    tracing::info!(handler = pipeline.meta.name, "the broker answers again");
+                }
+                status.progress.record_progress();
+                failures = 0;
+                for ((delivery, lease), slot) in deliveries.into_iter().zip(free) {
+                    let job = Job::new(delivery, lease);
+                    queue.push(Queued::new(&status.leases, job, Some(slot)));
+                }
+            }
+            Err(error) => {
+                drop(free);
+                failures += 1;
+                mark_broker_unavailable(pipeline, &error);
+                if matches!(error, BrokerError::Ended(_)) {
+                    return error;
+                }
+                tokio::time::sleep(pause(failures)).await;
+            }
+        }
+    }
+}
+
+/// Shows in health why nothing can be pulled. It is logged once, not at each try; the end of the client is the inbox's error.
+fn mark_broker_unavailable<S: Store>(pipeline: &Pipeline<S>, error: &BrokerError) {
+    let why = text(error);
+    let is_new = pipeline.status.availability.set_broker(Some(why.clone()));
+    if is_new && !matches!(error, BrokerError::Ended(_)) {
+        tracing::error!(
+            handler = pipeline.meta.name,
+            error = why,
+            "no messages can be pulled; trying again"
+        );
+    }
+}
+
+/// Takes dead letters that are to be replayed. Never returns.
+pub(super) async fn fetch_replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queue) {
+    // A slot of its own: the pull holds all others while it waits for messages. A dead letter is taken only when the slot is
+    // free, so that no lease expires before it is kept alive.
+    let slots = Arc::new(Semaphore::new(1));
+    loop {
+        let slot = slots.clone().acquire_owned().await.ok();
+        let requested = replay::REQUESTED.notified();
+        pipeline.status.availability.wait_available().await;
+        match pipeline.take_replays(1).await {
+            Ok(mut jobs) => {
+                if let Some(job) = jobs.pop() {
+                    queue.push(Queued::new(&pipeline.status.leases, job, slot));
+                    continue;
+                }
+            }
+            Err(error) => tracing::debug!(error = %text(&error), "no dead letters can be replayed now"),
+        }
+        pipeline.status.stranded.refresh(S::NAME, &*pipeline.records).await;
+        let _ = tokio::time::timeout(REPLAY_INTERVAL, requested).await;
+    }
+}
+
+/// The wait after so many failures of the database or the broker: at least half of the bound, so that neither is flooded.
+pub(super) fn pause(failures: u32) -> Duration {
+    let half = OUTAGE_BACKOFF.bound(failures) / 2;
+    half + half.mul_f64(fastrand::f64())
+}
