@@ -179,8 +179,8 @@ pub use health::{HandlerHealth, Health, HealthHandle};
 pub use inbox::{Inbox, InboxBuilder, InboxHandle};
 pub use outcome::{Handled, HandlerError, IntoOutcome, Outcome};
 pub use store::{
-    ClaimError, Claimed, ConnectError, DeadLetter, DeadLetterStatus, Fingerprint, InboxConnection, IntoStore, Migrate,
-    MigrateError, Reason, StoreError, StoreSettings,
+    ClaimError, Claimed, ConnectError, DeadLetter, DeadLetterReason, DeadLetterStatus, Fingerprint, InboxConnection,
+    IntoStore, MigrateError, MigrateMode, StoreError, StoreSettings,
 };
 pub use tally::Report;
 
@@ -261,6 +261,10 @@ pub mod __private {
         extract::ArgCheck,
         invocation::HandlerFuture,
         registry::Decode,
-        store::{AttemptKey, AttemptLimit, Attempts, NewDeadLetter, Records, ReplayToken, Session, Store, Stranded},
+        store::{
+            AbandonError, AttemptKey, AttemptLimit, AttemptStore, BeginAttempt, Claim, Connect, DatabaseAdmin,
+            DeadLetterStore, FaultClass, FinishError, NewDeadLetter, NextTx, Records, ReplayToken, Session, Store,
+            Stranded,
+        },
     };
 }

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use crate::store::Migrate;
+use crate::store::MigrateMode;
 
 mod file;
 mod overrides;
@@ -48,7 +48,7 @@ pub(crate) struct Config {
     pub(crate) broker_url: Option<Given<Secret>>,
     pub(crate) groups: Option<Vec<String>>,
     pub(crate) subject_prefix: Option<String>,
-    pub(crate) migrate: Option<Migrate>,
+    pub(crate) migrate: Option<MigrateMode>,
     pub(crate) ack_wait: Option<Duration>,
     pub(crate) lock_wait: Option<Duration>,
     pub(crate) commit_timeout: Option<Duration>,

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use super::{Config, Given, Secret};
-use crate::{bounds, names, store::Migrate};
+use crate::{bounds, names, store::MigrateMode};
 
 /// One setting of a program, as the documentation's table has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,9 +143,9 @@ pub(super) const ROWS: [Row; 15] = [
         "auto: the inbox's tables are made at the start, and checked; check: they are checked; off: neither",
         |config, value, _| {
             config.migrate = Some(match value {
-                "auto" => Migrate::Auto,
-                "check" => Migrate::Check,
-                "off" => Migrate::Off,
+                "auto" => MigrateMode::Auto,
+                "check" => MigrateMode::Check,
+                "off" => MigrateMode::Off,
                 _ => return Err("write auto, check or off".to_owned()),
             });
             Ok(())

@@ -11,7 +11,7 @@ use crate::{
     handler::HandlerMeta,
     health::{HealthHandle, Life},
     inbox::erased::AnyStore,
-    store::{IntoStore, Migrate, Records, Store, StoreSettings},
+    store::{IntoStore, MigrateMode, Records, Store, StoreSettings},
     tally::Report,
 };
 
@@ -49,7 +49,7 @@ pub struct InboxBuilder {
     pub(super) groups: Option<Vec<String>>,
     pub(super) select: Vec<Select>,
     pub(super) expected: Vec<(String, String)>,
-    pub(super) migrate: Option<Migrate>,
+    pub(super) migrate: Option<MigrateMode>,
     pub(super) ack_wait: Option<Duration>,
     pub(super) lock_wait: Option<Duration>,
     pub(super) commit_timeout: Option<Duration>,
@@ -126,7 +126,7 @@ impl InboxBuilder {
     }
 
     /// Says what is done about the tables, as `INBOX_MIGRATE` does (default: they are made).
-    pub fn migrate(mut self, migrate: Migrate) -> Self {
+    pub fn migrate(mut self, migrate: MigrateMode) -> Self {
         self.migrate = Some(migrate);
         self
     }
@@ -233,7 +233,7 @@ impl InboxBuilder {
     /// Checks everything, connects and subscribes. Nothing is consumed yet.
     ///
     /// A database that can't be used yet is waited for, as a broker is: it doesn't run, starts up, doesn't answer, is read
-    /// only, or its tables are still missing under [`Migrate::Off`]. Meanwhile health says why, health and metrics are
+    /// only, or its tables are still missing under [`MigrateMode::Off`]. Meanwhile health says why, health and metrics are
     /// served, and the [`shutdown`](Self::shutdown) future is obeyed: then the inbox has no handlers, and ends as soon as it
     /// runs.
     ///

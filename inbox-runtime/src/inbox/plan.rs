@@ -20,7 +20,7 @@ use crate::{
         erased::{Entry, Kind, kinds},
         startup_checks,
     },
-    store::{Migrate, Records, StoreSettings},
+    store::{MigrateMode, Records, StoreSettings},
 };
 
 /// A handler that is to run.
@@ -37,7 +37,7 @@ pub(super) struct Plan {
     pub(super) handlers: Vec<Planned>,
     pub(super) databases: Vec<Database>,
     pub(super) broker: DynBroker,
-    pub(super) migrate: Migrate,
+    pub(super) migrate: MigrateMode,
     pub(super) ack_wait: Duration,
     pub(super) stall_after: Duration,
     pub(super) shutdown_timeout: Duration,

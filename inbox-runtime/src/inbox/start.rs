@@ -19,7 +19,7 @@ use crate::{
     health::{HealthHandle, Life, Watched},
     inbox::erased::Shared,
     pipeline::{Alone, StrandedReplays, worker::Stop},
-    store::{ConnectError, Migrate, MigrateError, StoreError, detached::Detached},
+    store::{ConnectError, MigrateError, MigrateMode, StoreError, detached::Detached},
     tally::Tally,
 };
 
@@ -185,7 +185,7 @@ async fn knows(planned: &Planned, databases: &[Database], life: &Life) -> Result
         return Ok(false);
     };
     patiently(database, life, || async {
-        let known = within(ANSWER, database.records.knows(planned.meta.group)).await?;
+        let known = within(ANSWER, database.records.has_group(planned.meta.group)).await?;
         known.map_err(|error| passing(&error))
     })
     .await
@@ -201,7 +201,7 @@ enum Setback {
 
 /// Waits until a database can be used: it answers, its tables are as they must be, and a row can be written. Returns its
 /// line of the start report; there is none of the dead letters alone.
-async fn prepare_database(database: &Database, migrate: Migrate, life: &Life) -> Result<Option<String>, Error> {
+async fn prepare_database(database: &Database, migrate: MigrateMode, life: &Life) -> Result<Option<String>, Error> {
     let description = patiently(database, life, || try_database(database, migrate)).await?;
     if database.kind == TypeId::of::<Detached>() {
         return Ok(None);
@@ -235,9 +235,9 @@ fn passing(error: &StoreError) -> Setback {
     Setback::Passing(text(error))
 }
 
-async fn try_database(database: &Database, migrate: Migrate) -> Result<String, Setback> {
+async fn try_database(database: &Database, migrate: MigrateMode) -> Result<String, Setback> {
     let records = &database.records;
-    records.reach().await.map_err(|error| match error {
+    records.check_connection().await.map_err(|error| match error {
         ConnectError::Unavailable { .. } => Setback::Passing(error.to_string()),
         source => Setback::Lasting(Error::Connect {
             database: database.label.clone(),
@@ -252,7 +252,7 @@ async fn try_database(database: &Database, migrate: Migrate) -> Result<String, S
             source,
         }),
     })?;
-    within(ANSWER, records.try_write())
+    within(ANSWER, records.check_writable())
         .await?
         .map_err(|error| passing(&error))?;
     let described = within(ANSWER, records.describe()).await?;

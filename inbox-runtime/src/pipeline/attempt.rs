@@ -7,9 +7,7 @@ use crate::{
     failpoint::failpoint,
     invocation::Bound,
     outcome::{Handled, HandlerError, Verdict},
-    store::{
-        AbandonError, Claim, Claimed, FaultClass, Fingerprint, FinishError, Following, Session, Store, StoreError,
-    },
+    store::{AbandonError, Claim, Claimed, FaultClass, Fingerprint, FinishError, NextTx, Session, Store, StoreError},
 };
 
 /// How one transaction ended. Whether it was the database's trouble or the message's is decided later, by a probe.
@@ -41,8 +39,8 @@ impl From<StoreError> for Attempt {
         match &error {
             StoreError::Locked(_) => Self::Locked(text(&error)),
             StoreError::Message(_) => Self::Unstorable(text(&error)),
-            StoreError::Again(_) => Self::Again(text(&error)),
-            StoreError::Unavailable(_) => Self::Lost(text(&error)),
+            StoreError::Retry(_) => Self::Again(text(&error)),
+            StoreError::TablesMissing(_) | StoreError::Unavailable(_) => Self::Lost(text(&error)),
         }
     }
 }
@@ -74,7 +72,7 @@ impl<S: Store> Case<'_, S> {
         let following = if handled.is_ok() {
             self.following(next)
         } else {
-            Following::Nothing
+            NextTx::None
         };
         self.not_left_behind().await;
         let (attempt, usable) = match handled {
@@ -89,11 +87,11 @@ impl<S: Store> Case<'_, S> {
 
     /// What may begin in the commit of this message: the next one begins before this one is acknowledged only where this one
     /// is recognised if it is redelivered.
-    fn following<'a>(&self, next: Next<'a>) -> Following<'a> {
+    fn following<'a>(&self, next: Next<'a>) -> NextTx<'a> {
         if self.claims() && self.job.replay.is_none() {
             next.take()
         } else {
-            Following::Nothing
+            NextTx::None
         }
     }
 
@@ -160,7 +158,7 @@ impl<S: Store> Case<'_, S> {
         }
         match class {
             None | Some(FaultClass::Handler) => (Attempt::Failed(error), true),
-            Some(FaultClass::Again) => (Attempt::Again(error.report()), true),
+            Some(FaultClass::Retry) => (Attempt::Again(error.report()), true),
             Some(FaultClass::Stale) => (Attempt::Stale(error), false),
             Some(FaultClass::Deployment) => (Attempt::Missing(error), true),
             Some(FaultClass::Suspect) => (Attempt::Suspect(error), false),
@@ -169,7 +167,7 @@ impl<S: Store> Case<'_, S> {
 }
 
 /// Seals and commits. The flag says whether the session can be used again.
-async fn commit<S: Session>(session: &mut S, handled: Handled, following: Following<'_>) -> (Attempt, bool) {
+async fn commit<S: Session>(session: &mut S, handled: Handled, following: NextTx<'_>) -> (Attempt, bool) {
     match session.finish(following).await {
         Ok(()) => {
             failpoint!("after_commit");
@@ -186,8 +184,8 @@ async fn commit<S: Session>(session: &mut S, handled: Handled, following: Follow
                 false,
             )
         }
-        Err(FinishError::Again(error)) => (Attempt::Again(text(&error)), false),
-        Err(FinishError::Ruined(how)) => (Attempt::Failed(HandlerError::from(how)), false),
+        Err(FinishError::Retry(error)) => (Attempt::Again(text(&error)), false),
+        Err(FinishError::SessionMisused(how)) => (Attempt::Failed(HandlerError::from(how)), false),
         Err(FinishError::Lost(how)) => (Attempt::Lost(how), false),
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     failpoint::failpoint,
     handler::AckStrategy,
     outcome::Outcome,
-    store::{AttemptLimit, Attempts, Session, Store},
+    store::{AttemptLimit, BeginAttempt, Session, Store},
 };
 
 /// How long a message that may have killed a process waits until what was acknowledged before it is confirmed.
@@ -38,28 +38,28 @@ impl<S: Store> Case<'_, S> {
             replay: self.job.replay.is_some(),
         };
         let mut begun = self.pipeline.records.begin_attempt(&self.key, limit).await;
-        if let Ok(Attempts::Handled(kept)) = begun
+        if let Ok(BeginAttempt::Handled(kept)) = begun
             && self.is_another(kept)
         {
             begun = self.pipeline.records.begin_attempt(&self.key, limit).await;
         }
-        if let Ok(Attempts::Begun(before)) = begun {
+        if let Ok(BeginAttempt::Begun(before)) = begun {
             self.job.noted = Some(before);
         }
         self.job.begun.send_replace(false);
-        if !matches!(begun, Ok(Attempts::Suspect)) {
+        if !matches!(begun, Ok(BeginAttempt::Suspect)) {
             failpoint!("after_attempt");
         }
         match begun {
-            Ok(Attempts::Begun(_)) => Ok(self.join(session).await),
-            Ok(Attempts::Suspect) => {
+            Ok(BeginAttempt::Begun(_)) => Ok(self.join(session).await),
+            Ok(BeginAttempt::Suspect) => {
                 let at_work = self.alone(session).await?;
                 self.count_attempt().await?;
                 Ok(at_work)
             }
-            Ok(Attempts::Handled(fingerprint)) => Err(self.duplicate(fingerprint).await),
-            Ok(Attempts::Buried) => Err(self.buried_before()),
-            Ok(Attempts::Exhausted {
+            Ok(BeginAttempt::Handled(fingerprint)) => Err(self.duplicate(fingerprint).await),
+            Ok(BeginAttempt::DeadLettered) => Err(self.buried_before()),
+            Ok(BeginAttempt::Exhausted {
                 attempts,
                 unfinished,
                 error,

@@ -9,7 +9,7 @@ use crate::{
     failpoint::tell_test,
     handler::AckStrategy,
     outcome::{HandlerError, Outcome, Verdict},
-    store::{AttemptKey, Fingerprint, NewDeadLetter, Reason, Store, StoreError},
+    store::{AttemptKey, DeadLetterReason, Fingerprint, NewDeadLetter, Store, StoreError},
 };
 
 impl<S: Store> Pipeline<S> {
@@ -25,7 +25,7 @@ impl<S: Store> Pipeline<S> {
         if let Some(attempts) = counted {
             self.owed.add(key.clone(), attempts);
         }
-        match self.records.take_back_attempt(&key, counted.is_some()).await {
+        match self.records.refund_attempt(&key, counted.is_some()).await {
             Ok(()) => drop(self.owed.take(&key)),
             Err(error) => {
                 tracing::debug!(error = %text(&error), "an attempt could not be taken back; the next one is not counted");
@@ -50,7 +50,7 @@ impl<S: Store> Case<'_, S> {
             Attempt::Failed(error) | Attempt::Stale(error) => self.failed(&error).await,
             Attempt::Broken(how) => {
                 tracing::error!(error = how, "the handler broke its transaction");
-                self.bury(Reason::BrokenTransaction, how, None).await
+                self.bury(DeadLetterReason::BrokenTransaction, how, None).await
             }
             // It was acknowledged before, so it doesn't come again.
             Attempt::Locked(why) | Attempt::Again(why) | Attempt::Lost(why)
@@ -61,7 +61,7 @@ impl<S: Store> Case<'_, S> {
             Attempt::Missing(error) | Attempt::Suspect(error) if self.meta().ack == AckStrategy::AtMostOnce => {
                 self.lost(&error.report())
             }
-            Attempt::Unstorable(why) => self.bury(Reason::Rejected, why, None).await,
+            Attempt::Unstorable(why) => self.bury(DeadLetterReason::Rejected, why, None).await,
             Attempt::Locked(why) => self.locked(&why).await,
             Attempt::Lost(why) => self.suspected(&HandlerError::from(why), Strikes::lost).await,
             Attempt::Again(why) => self.suspected(&HandlerError::from(why), Strikes::suspected).await,
@@ -92,7 +92,7 @@ impl<S: Store> Case<'_, S> {
                  unique within the group, not only within `{}`",
                 self.job.delivery.subject
             );
-            return self.bury(Reason::IdReused, text, None).await;
+            return self.bury(DeadLetterReason::IdReused, text, None).await;
         }
         if !kept.same(ours) {
             self.pipeline.instruments.payload_mismatch();
@@ -125,8 +125,8 @@ impl<S: Store> Case<'_, S> {
         let report = error.report();
         match (self.meta().ack, error.verdict()) {
             (AckStrategy::AtMostOnce, _) => return self.lost(&report),
-            (AckStrategy::OnPersist, _) => return self.bury(Reason::Persisted, report, None).await,
-            (_, Verdict::Permanent) => return self.bury(Reason::Permanent, report, None).await,
+            (AckStrategy::OnPersist, _) => return self.bury(DeadLetterReason::Persisted, report, None).await,
+            (_, Verdict::Permanent) => return self.bury(DeadLetterReason::Permanent, report, None).await,
             _ => {}
         }
         let counted = self.job.counted.is_some();
@@ -138,7 +138,7 @@ impl<S: Store> Case<'_, S> {
         self.job.counted = None;
         self.job.noted = None;
         if self.meta().max_attempts.is_some_and(|max| attempts >= max) {
-            return self.bury(Reason::Exhausted, report, Some(attempts)).await;
+            return self.bury(DeadLetterReason::Exhausted, report, Some(attempts)).await;
         }
         let delay = match error.verdict() {
             Verdict::RetryAfter(delay) => delay,
@@ -177,7 +177,8 @@ impl<S: Store> Case<'_, S> {
         }
         let Refusal { error, logged } = refusal;
         let logged = excerpt(logged);
-        self.bury_logged(Reason::Rejected, excerpt(error), None, &logged).await
+        self.bury_logged(DeadLetterReason::Rejected, excerpt(error), None, &logged)
+            .await
     }
 
     /// An extractor panicked, which a redelivery may not do: another version of the program may get it.
@@ -202,7 +203,7 @@ impl<S: Store> Case<'_, S> {
             ),
             Some(error) => error,
         };
-        self.bury(Reason::Exhausted, error, Some(attempts)).await
+        self.bury(DeadLetterReason::Exhausted, error, Some(attempts)).await
     }
 
     /// What becomes of a message that can't be handled if the inbox has it, whatever else is wrong with it, or can't be
@@ -219,14 +220,20 @@ impl<S: Store> Case<'_, S> {
     }
 
     /// Writes the dead letter; only then is the message acknowledged.
-    async fn bury(&mut self, reason: Reason, error: String, attempts: Option<u32>) -> Done {
+    async fn bury(&mut self, reason: DeadLetterReason, error: String, attempts: Option<u32>) -> Done {
         let error = excerpt(error);
         let logged = error.clone();
         self.bury_logged(reason, error, attempts, &logged).await
     }
 
     /// The same, with another text in the log than in the letter.
-    async fn bury_logged(&mut self, reason: Reason, error: String, attempts: Option<u32>, logged: &str) -> Done {
+    async fn bury_logged(
+        &mut self,
+        reason: DeadLetterReason,
+        error: String,
+        attempts: Option<u32>,
+        logged: &str,
+    ) -> Done {
         let delivery = &self.job.delivery;
         let letter = NewDeadLetter {
             key: self.key.clone(),
@@ -241,9 +248,9 @@ impl<S: Store> Case<'_, S> {
             attempts: attempts
                 .or(self.job.counted)
                 .or(self.job.noted.map(|before| before.saturating_add(1)))
-                .unwrap_or(u32::from(reason != Reason::Rejected)),
+                .unwrap_or(u32::from(reason != DeadLetterReason::Rejected)),
         };
-        let written = match self.pipeline.records.bury(&letter).await {
+        let written = match self.pipeline.records.write_dead_letter(&letter).await {
             Ok(written) => written,
             Err(error) => return self.not_buried(&letter, &error).await,
         };
@@ -268,7 +275,7 @@ impl<S: Store> Case<'_, S> {
 
     /// The dead letter could not be written.
     async fn not_buried(&mut self, letter: &NewDeadLetter, error: &StoreError) -> Done {
-        if self.meta().ack == AckStrategy::AtMostOnce && letter.reason != Reason::Rejected {
+        if self.meta().ack == AckStrategy::AtMostOnce && letter.reason != DeadLetterReason::Rejected {
             // It was acknowledged, so it doesn't come again.
             return self.lost(&format!("{}; nor could it be buried: {}", letter.error, text(error)));
         }

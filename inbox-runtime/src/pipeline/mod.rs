@@ -35,7 +35,7 @@ use crate::{
     invocation::Bound,
     outcome::{HandlerError, Outcome},
     registry::Decode,
-    store::{AttemptKey, Claim, Fingerprint, Following, Records, ReplayToken, Session, Store, StoreError},
+    store::{AttemptKey, Claim, Fingerprint, NextTx, Records, ReplayToken, Session, Store, StoreError},
     tally::Tally,
     telemetry::{self, Instruments, OpenTransactions, Timer},
 };
@@ -108,7 +108,7 @@ pub(crate) struct Vitals {
 
 /// Takes the next message in hand, if there is one, so that the database can go on to it from this one's commit.
 pub(crate) trait Upcoming: Send {
-    fn take(&mut self) -> Following<'_>;
+    fn take(&mut self) -> NextTx<'_>;
 }
 
 pub(crate) type Next<'a> = &'a mut dyn Upcoming;
@@ -117,8 +117,8 @@ pub(crate) type Next<'a> = &'a mut dyn Upcoming;
 pub(crate) struct NoNext;
 
 impl Upcoming for NoNext {
-    fn take(&mut self) -> Following<'_> {
-        Following::Nothing
+    fn take(&mut self) -> NextTx<'_> {
+        NextTx::None
     }
 }
 

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     broker::DynLease,
-    store::{Following, Store},
+    store::{NextTx, Store},
 };
 
 /// The message that was taken in hand while the one before it was being committed.
@@ -56,16 +56,16 @@ impl<S: Store> NextInHand<'_, S> {
 }
 
 impl<S: Store> Upcoming for NextInHand<'_, S> {
-    fn take(&mut self) -> Following<'_> {
+    fn take(&mut self) -> NextTx<'_> {
         if self.message.is_none() {
             self.message = self.find();
         }
         match &self.message {
-            None => Following::Nothing,
-            Some(InHand { decoded: None, .. }) => Following::Message,
+            None => NextTx::None,
+            Some(InHand { decoded: None, .. }) => NextTx::Begin,
             Some(InHand {
                 decoded: Some(decoded), ..
-            }) => Following::Claim(decoded.claim(self.pipeline.meta.group)),
+            }) => NextTx::Claim(decoded.claim(self.pipeline.meta.group)),
         }
     }
 }

@@ -53,7 +53,7 @@ impl StrandedReplays {
             let looked = Instant::now();
             known.found.insert(database, Found { looked, stranded });
         }
-        let stranded = match records.stranded(WAIT).await {
+        let stranded = match records.stranded_replays(WAIT).await {
             Ok(stranded) => stranded,
             Err(error) => {
                 tracing::debug!(error = %text(&error), "it can't be seen now whether dead letters wait for a replay");

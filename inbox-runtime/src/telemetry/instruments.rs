@@ -11,7 +11,9 @@ use super::{
     ACK_FAILURES, ATTEMPTS, DEAD_LETTERS, DELIVERIES, HANDLING, IN_FLIGHT, LAG, METRICS, Metric, MetricKind,
     OLDEST_TRANSACTION, PAYLOAD_MISMATCHES, PUBLISH_TO_COMMIT,
 };
-use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::Reason, telemetry::OpenTransactions};
+use crate::{
+    broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::DeadLetterReason, telemetry::OpenTransactions,
+};
 
 /// How often the gauges are set that nothing sets by itself.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -23,7 +25,7 @@ pub(crate) struct Instruments(Arc<Handles>);
 struct Handles {
     deliveries: [Counter; Outcome::ALL.len()],
     attempts: Counter,
-    dead_letters: [Counter; Reason::ALL.len()],
+    dead_letters: [Counter; DeadLetterReason::ALL.len()],
     ack_failures: Counter,
     payload_mismatches: Counter,
     handling: Histogram,
@@ -52,7 +54,7 @@ impl Instruments {
         Self(Arc::new(Handles {
             deliveries: Outcome::ALL.map(|outcome| counter(DELIVERIES, Some(outcome.as_str()))),
             attempts: counter(ATTEMPTS, None),
-            dead_letters: Reason::ALL.map(|reason| counter(DEAD_LETTERS, Some(reason.as_str()))),
+            dead_letters: DeadLetterReason::ALL.map(|reason| counter(DEAD_LETTERS, Some(reason.as_str()))),
             ack_failures: counter(ACK_FAILURES, None),
             payload_mismatches: counter(PAYLOAD_MISMATCHES, None),
             handling: metrics::histogram!(HANDLING.name, labels(meta, HANDLING, None)),
@@ -73,7 +75,7 @@ impl Instruments {
         self.0.attempts.increment(1);
     }
 
-    pub(crate) fn dead_letter(&self, reason: Reason) {
+    pub(crate) fn dead_letter(&self, reason: DeadLetterReason) {
         self.0.dead_letters[reason as usize].increment(1);
     }
 

@@ -2,7 +2,9 @@
 
 use std::time::SystemTime;
 
-use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::Reason, telemetry::OpenTransactions};
+use crate::{
+    broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::DeadLetterReason, telemetry::OpenTransactions,
+};
 
 /// No metrics.
 #[derive(Clone)]
@@ -26,7 +28,7 @@ impl Instruments {
 
     pub(crate) fn attempt(&self) {}
 
-    pub(crate) fn dead_letter(&self, _reason: Reason) {}
+    pub(crate) fn dead_letter(&self, _reason: DeadLetterReason) {}
 
     pub(crate) fn ack_failed(&self) {}
 

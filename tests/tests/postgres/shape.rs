@@ -1,7 +1,7 @@
 //! Tables of the inbox that are not as they must be: each is a start error that says what is wanted and what is there.
 
 use inbox_runtime::{
-    Error, Migrate, migrate,
+    Error, MigrateMode, migrate,
     sqlx::{AssertSqlSafe, Connection, raw_sql},
 };
 use inbox_tests::{TestBroker, TestDatabase, pool};
@@ -11,7 +11,7 @@ use crate::{World, world_on};
 /// Why the inbox doesn't start, in both modes that look at the tables.
 async fn refusal(world: &World) -> String {
     let mut texts = Vec::new();
-    for mode in [Migrate::Auto, Migrate::Check] {
+    for mode in [MigrateMode::Auto, MigrateMode::Check] {
         match world.builder(&["billing"]).migrate(mode).build().await {
             Err(error @ Error::Migrate { .. }) => texts.push(error.to_string()),
             other => panic!("not an error of the tables: {other:?}"),
@@ -208,7 +208,7 @@ async fn g44_tables_that_were_made_by_hand_are_checked() {
         .to_string();
     assert_says(&error, &["_inbox_migrations", "INBOX_MIGRATE=check"]);
     world.publish("m1").await;
-    let checked = world.builder(&["billing"]).migrate(Migrate::Check).build().await;
+    let checked = world.builder(&["billing"]).migrate(MigrateMode::Check).build().await;
     let outcome = inbox_tests::next(&mut checked.expect("an inbox")).await;
     assert_eq!(outcome, inbox_runtime::Outcome::Processed);
 }
@@ -272,7 +272,7 @@ async fn g44_rights_are_checked() {
     }
     let world = changed("SELECT 1").await;
     let world = role(&world, "inbox_enough", all).await;
-    for mode in [Migrate::Auto, Migrate::Check] {
+    for mode in [MigrateMode::Auto, MigrateMode::Check] {
         world.publish(&format!("{mode:?}")).await;
         let inbox = world.builder(&["billing"]).migrate(mode).build().await;
         let outcome = inbox_tests::next(&mut inbox.expect("an inbox")).await;
@@ -333,7 +333,7 @@ async fn g44_what_does_no_harm_is_taken() {
          ALTER TABLE inbox_events ADD CONSTRAINT short CHECK (length(message_id) < 600)",
     )
     .await;
-    for mode in [Migrate::Auto, Migrate::Check] {
+    for mode in [MigrateMode::Auto, MigrateMode::Check] {
         world.publish(&format!("{mode:?}")).await;
         let inbox = world.builder(&["billing"]).migrate(mode).build().await;
         let outcome = inbox_tests::next(&mut inbox.expect("an inbox")).await;

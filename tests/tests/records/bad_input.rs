@@ -267,7 +267,7 @@ async fn g25_every_time_has_one_end<D: TestDatabase>() {
 /// PostgreSQL in an encoding that lacks most characters.
 #[cfg(feature = "postgres")]
 mod encodings {
-    use inbox_runtime::{Outcome, Reason};
+    use inbox_runtime::{DeadLetterReason, Outcome};
     use inbox_tests::PostgresDatabase;
 
     use super::*;
@@ -327,7 +327,7 @@ mod encodings {
         let mut inbox = world.inbox(&["billing"]).await;
         assert_eq!(inbox_tests::next(&mut inbox).await, Outcome::DeadLettered);
         let letter = world.letter("billing").await;
-        assert_eq!(letter.reason, Reason::Rejected);
+        assert_eq!(letter.reason, DeadLetterReason::Rejected);
         assert_eq!(letter.message_id.as_deref(), Some(r"order-\u{1f980}"));
         assert!(
             letter.error.contains("can't store the message's id"),

@@ -1,7 +1,7 @@
 //! A broker may give a position to another message, as after a topic was deleted and made anew: attempts and dead letters
 //! belong to the message.
 
-use inbox_runtime::{DeadLetter, Message, Outcome, Reason};
+use inbox_runtime::{DeadLetter, DeadLetterReason, Message, Outcome};
 use inbox_tests::{Order, Step, TestBroker, TestDatabase, World, lean_suite, next};
 
 lean_suite!(
@@ -84,7 +84,7 @@ async fn g01_each_message_that_dies_at_a_position_has_a_letter_of_its_own<B: Tes
     assert_eq!(b.headers.get("source"), Some(&b"shop-b"[..]));
     assert_eq!(
         (c.reason, c.payload.as_deref()),
-        (Reason::Rejected, Some(&b"{ not JSON"[..]))
+        (DeadLetterReason::Rejected, Some(&b"{ not JSON"[..]))
     );
     for letter in [a, b, c] {
         assert_eq!(

@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use inbox_runtime::{
-    InboxHandle, Outcome, Reason, migrate,
+    DeadLetterReason, InboxHandle, Outcome, migrate,
     sqlx::{
         AssertSqlSafe, SqlitePool, query, raw_sql,
         sqlite::{SqliteConnectOptions, SqlitePoolOptions},
@@ -116,7 +116,7 @@ async fn g09_a_message_that_never_fits_is_dead_lettered() {
     let mut inbox = world.builder(&["billing"]).store(pool).build().await.expect("an inbox");
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
     let letter = world.letter("billing").await;
-    assert_eq!(letter.reason, Reason::BrokenTransaction);
+    assert_eq!(letter.reason, DeadLetterReason::BrokenTransaction);
     assert!(letter.error.contains("full disk"), "{}", letter.error);
     world.assert_untouched("billing", "m1").await;
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
@@ -139,7 +139,7 @@ async fn g09_a_message_that_never_fits_and_says_so_is_dead_lettered() {
     inbox.stop();
     let report = inbox.join().await.expect("stopped");
     assert_eq!((report.processed, report.dead_lettered), (1, 1), "{report}");
-    assert_eq!(world.letter("billing").await.reason, Reason::Exhausted);
+    assert_eq!(world.letter("billing").await.reason, DeadLetterReason::Exhausted);
     world.assert_untouched("billing", "m1").await;
     world.assert_done("billing", "m2").await;
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::TryStreamExt;
 use inbox_runtime::{
-    Meta, Outcome, Reason, inbox_handler,
+    DeadLetterReason, Meta, Outcome, inbox_handler,
     sqlx::{self, SqliteConnection},
 };
 use inbox_tests::{Order, Step, TestBroker, TestConnection, TestDatabase, next};
@@ -98,7 +98,7 @@ async fn is_broken(sql: &'static str, text: &str) {
         let (world, outcome) = run(sql, group, &ending).await;
         assert_eq!(outcome, Outcome::DeadLettered, "{sql}, {ending:?}");
         let letter = world.letter(group).await;
-        assert_eq!(letter.reason, Reason::BrokenTransaction, "{sql}, {ending:?}");
+        assert_eq!(letter.reason, DeadLetterReason::BrokenTransaction, "{sql}, {ending:?}");
         assert!(letter.error.contains(text), "{sql}, {ending:?}: {}", letter.error);
         assert!(letter.error.contains(word), "{sql}, {ending:?}: {}", letter.error);
         world.assert_untouched(group, "m1").await;

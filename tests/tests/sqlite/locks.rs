@@ -48,7 +48,7 @@ async fn g32_a_foreign_writer_is_waited_for_in_order() {
             health
                 .reasons
                 .iter()
-                .any(|reason| reason.contains("has had the write lock of") && reason.contains("app.db"))
+                .any(|reason| reason.contains("has held the write lock of") && reason.contains("app.db"))
         })
         .await;
         tokio::time::sleep(Duration::from_secs(2)).await;
