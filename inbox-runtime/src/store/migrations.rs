@@ -104,7 +104,7 @@ pub(crate) async fn check<C: Catalog>(conn: &mut C, mode: MigrateMode) -> Result
 /// What is wrong with the tables.
 enum Problem {
     Missing(&'static str),
-    TableSpec(String),
+    Differs(String),
 }
 
 impl Problem {
@@ -115,14 +115,14 @@ impl Problem {
                  the folder `migrations` of this crate"
             ),
             Self::Missing(table) => format!("the table `{table}` is missing; {MAKE_THEM}"),
-            Self::TableSpec(text) => text,
+            Self::Differs(text) => text,
         }
     }
 
     fn about_table(self) -> Option<String> {
         match self {
             Self::Missing(_) => None,
-            Self::TableSpec(text) => Some(text),
+            Self::Differs(text) => Some(text),
         }
     }
 }
@@ -142,11 +142,11 @@ async fn problems<C: Catalog>(conn: &mut C, ours: bool) -> Result<Vec<Problem>, 
         }
         let missing = found.missing_columns(table);
         if !missing.is_empty() && !ours {
-            problems.push(Problem::TableSpec(foreign(table, &found)));
+            problems.push(Problem::Differs(foreign(table, &found)));
             continue;
         }
         if !missing.is_empty() {
-            problems.push(Problem::TableSpec(format!(
+            problems.push(Problem::Differs(format!(
                 "the table `{name}` was made by an earlier version of the inbox and lacks {}; {MAKE_THEM}",
                 missing.join(", ")
             )));
@@ -155,7 +155,7 @@ async fn problems<C: Catalog>(conn: &mut C, ours: bool) -> Result<Vec<Problem>, 
         problems.extend(
             differences
                 .into_iter()
-                .map(|difference| Problem::TableSpec(format!("the table `{name}`: {difference}"))),
+                .map(|difference| Problem::Differs(format!("the table `{name}`: {difference}"))),
         );
     }
     Ok(problems)

@@ -1,4 +1,4 @@
-//! Tables of the inbox that are not as they must be: each is a start error that says what is wanted and what is there.
+//! Tables of the inbox that are not as they must be: each is a start error that says what is wanted and what was found.
 
 use inbox_runtime::{
     Error, MigrateMode, migrate,
@@ -301,9 +301,9 @@ async fn g44_a_role_that_may_not_make_the_tables_is_told_so() {
     );
 }
 
-/// A trigger that swallows rows makes every message a duplicate. It is found out by a row that isn't there.
+/// A trigger that swallows rows makes every message a duplicate. It is detected by the row that is missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g44_a_trigger_that_swallows_rows_is_found_out() {
+async fn g44_a_trigger_that_swallows_rows_is_detected() {
     let swallow = "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
                    CREATE TRIGGER swallow BEFORE INSERT ON inbox_events FOR EACH ROW EXECUTE FUNCTION swallow()";
     let world = changed(swallow).await;

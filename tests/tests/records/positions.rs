@@ -1,5 +1,5 @@
-//! A broker may give a position to another message, as after a topic was deleted and made anew: attempts and dead letters
-//! belong to the message.
+//! A broker may reuse a position, as after a topic was deleted and created again: attempts and dead letters belong to the
+//! message.
 
 use inbox_runtime::{DeadLetter, DeadLetterReason, Message, Outcome};
 use inbox_tests::{Order, Step, TestBroker, TestDatabase, World, lean_suite, next};
@@ -16,7 +16,7 @@ lean_suite!(
 
 const POSITION: &str = "order.created:0:0";
 
-/// A world whose broker gives every message the same position, and says of each that it may have been delivered before.
+/// A world whose broker gives every message the same position, and marks each as a possible redelivery.
 async fn world<B: TestBroker, D: TestDatabase>() -> World<B, D> {
     let world = World::<B, D>::new().await;
     world.flaky.alter(|delivery| {
@@ -26,7 +26,7 @@ async fn world<B: TestBroker, D: TestDatabase>() -> World<B, D> {
     world
 }
 
-/// A world in which `a` is a dead letter.
+/// A world in which `a` is dead-lettered.
 async fn dead<B: TestBroker, D: TestDatabase>() -> World<B, D> {
     let world = world::<B, D>().await;
     world.publish("a").await;
@@ -134,7 +134,7 @@ async fn g01_another_message_at_a_position_has_all_its_attempts<B: TestBroker, D
 async fn g01_what_is_known_of_a_message_is_found_again<B: TestBroker, D: TestDatabase>() {
     let world = dead::<B, D>().await;
     world.probe.script(|_| Step::Ok);
-    // The same message comes again: its acknowledgement was lost.
+    // The same message is redelivered: its acknowledgement was lost.
     world.publish("a").await;
     let mut inbox = world.inbox(&["billing"]).await;
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);

@@ -28,11 +28,11 @@ pub(super) struct SharedFile {
     /// Since when a connection that isn't ours has held the write lock.
     locked_since: watch::Sender<Option<Instant>>,
     /// Which file it is, once it was seen.
-    identity: OnceLock<Identity>,
+    identity: OnceLock<FileIdentity>,
 }
 
 /// The device and the inode, which a file keeps when it is renamed.
-type Identity = (u64, u64);
+type FileIdentity = (u64, u64);
 
 impl SharedFile {
     /// The one of that path.
@@ -149,14 +149,14 @@ fn lost(file: &Path, what: &str) -> StoreError {
 }
 
 #[cfg(unix)]
-fn identity(found: &fs::Metadata) -> Identity {
+fn identity(found: &fs::Metadata) -> FileIdentity {
     use std::os::unix::fs::MetadataExt;
     (found.dev(), found.ino())
 }
 
 /// Elsewhere a file that is open can't be deleted or replaced.
 #[cfg(not(unix))]
-fn identity(_: &fs::Metadata) -> Identity {
+fn identity(_: &fs::Metadata) -> FileIdentity {
     (0, 0)
 }
 
