@@ -192,7 +192,8 @@ fn read_paths(tokens: &[TokenTree]) -> Vec<Module> {
         Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => {
             let tokens: Vec<_> = group.stream().into_iter().collect();
             let parts = tokens.split(|token| matches!(token, TokenTree::Punct(punct) if punct.as_char() == ','));
-            parts.flat_map(read_paths).collect()
+            // Nothing stands after the last comma.
+            parts.filter(|part| !part.is_empty()).flat_map(read_paths).collect()
         }
         // A star, or a path of types.
         _ => vec![Module::new()],
