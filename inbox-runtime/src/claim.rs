@@ -3,7 +3,7 @@
 use crate::{
     error::Error,
     identity, names,
-    store::{Claim, ClaimError, Claimed, Fingerprint, InboxConnection, IntoStore, Migrate, Store},
+    store::{Claim, ClaimError, Claimed, Connect, Fingerprint, InboxConnection, IntoStore, MigrateMode, Store},
 };
 
 /// Claims a message for a group on a transaction that is open on `conn`: inserts its inbox row.
@@ -69,12 +69,15 @@ pub async fn claim<C: InboxConnection>(conn: &mut C, group: &str, message_id: &s
 pub async fn migrate<P: IntoStore + Clone>(pool: &P) -> Result<(), Error> {
     let records = crate::dead_letters::records(pool);
     let database = || P::Store::NAME.to_owned();
-    records.reach().await.map_err(|source| Error::Connect {
+    records.check_connection().await.map_err(|source| Error::Connect {
         database: database(),
         source,
     })?;
-    records.migrate(Migrate::Auto).await.map_err(|source| Error::Migrate {
-        database: database(),
-        source,
-    })
+    records
+        .migrate(MigrateMode::Auto)
+        .await
+        .map_err(|source| Error::Migrate {
+            database: database(),
+            source,
+        })
 }

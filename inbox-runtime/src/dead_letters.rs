@@ -28,19 +28,19 @@ pub fn dead_letters<P: IntoStore + Clone>(pool: &P) -> DeadLetters {
     DeadLetters { records: records(pool) }
 }
 
-/// The tables beside the inbox in the database of that pool.
+/// What the database of that pool keeps beside the inbox.
 pub(crate) fn records<P: IntoStore + Clone>(pool: &P) -> Arc<dyn Records> {
     pool.clone().into_store(StoreSettings::default()).records()
 }
 
-/// The dead letters of a database. Made by [`dead_letters`].
+/// The dead letters of a database, from [`dead_letters`].
 #[derive(Clone, Debug)]
 pub struct DeadLetters {
     records: Arc<dyn Records>,
 }
 
 impl DeadLetters {
-    /// The dead letters that `query` asks for, oldest first.
+    /// The dead letters that `query` selects, oldest first.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl DeadLetters {
             .await
     }
 
-    /// One dead letter, if it is there.
+    /// One dead letter, if it exists.
     ///
     /// # Errors
     ///
@@ -60,44 +60,44 @@ impl DeadLetters {
         self.records.dead_letter(id).await
     }
 
-    /// Deletes a dead letter for good. Returns whether it was there.
+    /// Deletes a dead letter for good. Returns whether it existed.
     ///
     /// # Errors
     ///
     /// When the database can't be written.
     pub async fn discard(&self, id: i64) -> Result<bool, StoreError> {
-        self.records.remove(id).await
+        self.records.delete_dead_letter(id).await
     }
 
-    /// Sends a dead letter through its handler again, with all its attempts before it. Returns whether it was there.
+    /// Requests that a dead letter is handled again, with all its attempts before it. Returns whether it existed.
     ///
-    /// A running inbox that has the handler takes it up: at once in this process, within five seconds in others. On success the
-    /// dead letter is deleted; when it fails for good again it is here again. (Under `at_most_once` it is deleted before the
-    /// handler runs, as ever.) When the process dies over it, it is taken up again after the handler's timeout and 30 seconds
-    /// more. It shows as [`Replaying`](crate::DeadLetterStatus::Replaying) until then, since
-    /// [`replay_requested_at`](DeadLetter::replay_requested_at). Asked for again meanwhile, a replay that waits for its back-off
-    /// is made at once, and one that is under way goes on.
+    /// A running inbox that has the handler replays it: at once in this process, within five seconds in others. On success the
+    /// dead letter is deleted; if it fails for good again, it is dead-lettered again. (Under `at_most_once` it is deleted
+    /// before the handler runs.) If the process dies during the replay, it is replayed again after the handler's timeout and
+    /// 30 seconds more. Until then it shows as [`Replaying`](crate::DeadLetterStatus::Replaying), with
+    /// [`replay_requested_at`](DeadLetter::replay_requested_at). A second request makes a replay that waits for its back-off
+    /// run at once, and doesn't disturb one that is under way.
     ///
-    /// A message whose effect exists is a duplicate, as ever: that tells its row in `inbox_events`. The inbox deletes none.
-    /// Whoever does must leave those of ids that have dead letters, or a replay makes their effects once more.
+    /// A message whose effects exist is a duplicate, by its row in `inbox_events`. The inbox deletes none of these rows.
+    /// Whoever does must keep those whose ids have dead letters, or a replay makes their effects once more.
     ///
-    /// A letter whose handler isn't linked into this program may be another program's, so a log line says so and the replay
-    /// waits. If no running program takes it, the [health](crate::Health::warnings) of every inbox on the database says that
-    /// after half a minute: the handler may have been renamed.
+    /// The handler of a letter may be linked into another program only; a log line says so, and the replay waits. If no
+    /// running program takes it, the [health](crate::Health::warnings) of every inbox on the database says so after half a
+    /// minute: the handler may have been renamed.
     ///
     /// # Errors
     ///
     /// When the database can't be written.
     pub async fn replay(&self, id: i64) -> Result<bool, StoreError> {
-        let Some((group, handler)) = self.records.replay(id).await? else {
+        let Some((group, handler)) = self.records.request_replay(id).await? else {
             return Ok(false);
         };
         if !is_linked(&group, &handler) {
             tracing::warn!(
                 group,
                 handler,
-                "a dead letter is to be replayed by a handler that is not linked into this program; it waits until a program \
-                 runs that has it"
+                "the handler of a dead letter to be replayed is not linked into this program; the replay waits for a program \
+                 that has it"
             );
         }
         REQUESTED.notify_waiters();

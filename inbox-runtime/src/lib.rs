@@ -181,8 +181,8 @@ pub use health::{HandlerHealth, Health, HealthHandle};
 pub use inbox::{Inbox, InboxBuilder, InboxHandle};
 pub use outcome::{Handled, HandlerError, IntoOutcome, Outcome};
 pub use store::{
-    ClaimError, Claimed, ConnectError, DeadLetter, DeadLetterStatus, Fingerprint, InboxConnection, IntoStore, Migrate,
-    MigrateError, Reason, StoreError, StoreSettings,
+    ClaimError, Claimed, ConnectError, DeadLetter, DeadLetterReason, DeadLetterStatus, Fingerprint, InboxConnection,
+    IntoStore, MigrateError, MigrateMode, StoreError, StoreSettings,
 };
 
 /// Runs every handler that is linked into the program, until SIGTERM or SIGINT.

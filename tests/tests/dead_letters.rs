@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use inbox_runtime::{DeadLetterQuery, DeadLetterStatus, Message, Outcome, Reason};
+use inbox_runtime::{DeadLetterQuery, DeadLetterReason, DeadLetterStatus, Message, Outcome};
 use inbox_tests::{Step, TestBroker, TestDatabase, World, eventually, in_time, lean_suite, next};
 use tokio::sync::Semaphore;
 
@@ -68,7 +68,7 @@ async fn everything_is_in_it<B: TestBroker, D: TestDatabase>() {
     assert_eq!(sources, [&b"shop"[..], b"again"]);
     assert_eq!(letter.payload.as_deref(), Some(&br#"{"order_id":"o1"}"#[..]));
     assert!(letter.published_at.is_none_or(|at| at > before));
-    assert_eq!((letter.reason, letter.attempts), (Reason::Exhausted, 3));
+    assert_eq!((letter.reason, letter.attempts), (DeadLetterReason::Exhausted, 3));
     assert_eq!(letter.error, "always");
     assert_eq!(letter.status, DeadLetterStatus::Dead);
     let now = SystemTime::now() + Duration::from_secs(1);
@@ -91,7 +91,7 @@ async fn a_message_that_can_not_be_decoded_is_there_at_once<B: TestBroker, D: Te
         let attempts = u32::from(!B::COUNTS && group != "at-most-once");
         assert_eq!(
             (letter.reason, letter.attempts),
-            (Reason::Rejected, attempts),
+            (DeadLetterReason::Rejected, attempts),
             "{group}"
         );
         assert!(letter.error.contains("JSON"), "{}", letter.error);
@@ -110,7 +110,7 @@ async fn a_message_without_a_usable_id_is_there_at_once<B: TestBroker, D: TestDa
     let mut inbox = world.inbox(&["by-header"]).await;
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
     let letter = world.letter("by-header").await;
-    assert_eq!((letter.reason, letter.message_id), (Reason::Rejected, None));
+    assert_eq!((letter.reason, letter.message_id), (DeadLetterReason::Rejected, None));
     assert!(letter.error.contains("order-id"), "{}", letter.error);
     assert!(world.settled("by-header").await);
 }
@@ -180,7 +180,7 @@ async fn without_it_there_is_no_acknowledgement<B: TestBroker, D: TestDatabase>(
         .await;
     world.broker.pass(Duration::from_secs(1)).await;
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
-    assert_eq!(world.letter("billing").await.reason, Reason::Rejected);
+    assert_eq!(world.letter("billing").await.reason, DeadLetterReason::Rejected);
     assert!(world.settled("billing").await);
 }
 
@@ -396,7 +396,7 @@ async fn a_replay_has_all_its_attempts_and_leaves_one_letter<B: TestBroker, D: T
         assert_eq!(next(&mut inbox).await, outcome);
     }
     let letter = world.letter("billing").await;
-    assert_eq!((letter.reason, letter.attempts), (Reason::Exhausted, 3));
+    assert_eq!((letter.reason, letter.attempts), (DeadLetterReason::Exhausted, 3));
     assert_eq!(
         (&*letter.error, letter.status),
         ("still broken", DeadLetterStatus::Dead)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{Handled, HandlerError, Inbox, Json, Meta, Outcome, Reason, State, inbox_handler, sqlx};
+use inbox_runtime::{DeadLetterReason, Handled, HandlerError, Inbox, Json, Meta, Outcome, State, inbox_handler, sqlx};
 use inbox_tests::{Order, Probe, Step, TestBroker, TestDatabase, World, next, suite};
 
 suite!(
@@ -59,7 +59,7 @@ async fn a_failing_handler_is_tried_again_then_buried<B: TestBroker, D: TestData
     let letter = world.letter("notify").await;
     assert_eq!(
         (letter.reason, letter.attempts, letter.error.as_str()),
-        (Reason::Exhausted, 3, "no network")
+        (DeadLetterReason::Exhausted, 3, "no network")
     );
     assert_eq!(world.probe.total(), 3);
     assert!(world.settled("notify").await);
@@ -76,7 +76,7 @@ async fn b16_on_persist_records_the_failure_then_acknowledges<B: TestBroker, D: 
     world.probe.script(|_| Step::Fail("no network"));
     let mut inbox = inbox(&world, "record").await;
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
-    assert_eq!(world.letter("record").await.reason, Reason::Persisted);
+    assert_eq!(world.letter("record").await.reason, DeadLetterReason::Persisted);
     assert!(world.settled("record").await);
     assert_eq!(world.probe.total(), 1);
 }

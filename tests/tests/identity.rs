@@ -1,6 +1,6 @@
 //! The id of a message from end to end: what the inbox row says, which messages are one, and which can't be stored.
 
-use inbox_runtime::{Message, Outcome, Reason};
+use inbox_runtime::{DeadLetterReason, Message, Outcome};
 use inbox_tests::{Order, Settled, TestBroker, TestDatabase, World, lean_suite, next};
 
 lean_suite!(
@@ -115,7 +115,7 @@ async fn f30_an_id_that_is_there_twice_must_be_the_same<B: TestBroker, D: TestDa
 /// The dead letters of the group were rejected, and say so.
 async fn rejected_for<B: TestBroker, D: TestDatabase>(world: &World<B, D>, group: &str, why: &str) {
     for letter in world.letters(group).await {
-        assert_eq!(letter.reason, Reason::Rejected);
+        assert_eq!(letter.reason, DeadLetterReason::Rejected);
         assert_eq!(letter.message_id, None, "an id that can't be used is none");
         assert!(letter.error.contains(why), "{}", letter.error);
         assert!(letter.payload.is_some_and(|payload| !payload.is_empty()));
@@ -203,7 +203,7 @@ async fn f35_an_id_of_another_subject_is_reused_not_a_duplicate<B: TestBroker, D
             letters[0].subject.as_str(),
             letters[0].message_id.as_deref()
         ),
-        (Reason::IdReused, "users.created", Some("42"))
+        (DeadLetterReason::IdReused, "users.created", Some("42"))
     );
     assert!(letters[0].error.contains("another subject"), "{}", letters[0].error);
     assert_eq!(world.broker.settled("audit", ">").await, Some(Settled::ALL));

@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use super::{Given, Secret};
-use crate::store::{Migrate, StoreSettings};
+use crate::store::{MigrateMode, StoreSettings};
 
 /// How long a delivery stays leased without a sign of life, unless something else is set.
 pub(crate) const ACK_WAIT: Duration = Duration::from_secs(30);
@@ -34,7 +34,7 @@ layer! {
     broker_url: Given<Secret>,
     groups: Vec<String>,
     subject_prefix: Given<String>,
-    migrate: Migrate,
+    migrate: MigrateMode,
     ack_wait: Duration,
     lock_wait: Duration,
     commit_timeout: Duration,
@@ -52,7 +52,7 @@ pub(crate) struct Settings {
     /// `None` are all groups.
     pub(crate) groups: Option<Vec<String>>,
     pub(crate) subject_prefix: Option<Given<String>>,
-    pub(crate) migrate: Migrate,
+    pub(crate) migrate: MigrateMode,
     pub(crate) ack_wait: Duration,
     pub(crate) stall_after: Duration,
     pub(crate) shutdown_timeout: Duration,

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use inbox_rules::{limits, subject_rules};
 
 use super::{Config, DATABASE_URL, Given, Secret};
-use crate::store::Migrate;
+use crate::store::MigrateMode;
 
 /// One setting of a program, as the documentation's table has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,9 +148,9 @@ pub(super) const ROWS: [Row; 15] = [
         "auto: the inbox's tables are made at the start, and checked; check: they are checked; off: neither",
         |config, value, _| {
             config.settings.migrate = Some(match value {
-                "auto" => Migrate::Auto,
-                "check" => Migrate::Check,
-                "off" => Migrate::Off,
+                "auto" => MigrateMode::Auto,
+                "check" => MigrateMode::Check,
+                "off" => MigrateMode::Off,
                 _ => return Err("write auto, check or off".to_owned()),
             });
             Ok(())

@@ -53,7 +53,7 @@ fn settings_are_read_from_the_environment() {
         Some(&["billing".to_owned(), "shipping".to_owned()][..])
     );
     assert_eq!(config.settings.ack_wait, Some(Duration::from_millis(1500)));
-    assert_eq!(config.settings.migrate, Some(Migrate::Check));
+    assert_eq!(config.settings.migrate, Some(MigrateMode::Check));
     assert!(config.settings.broker_url.is_none());
 }
 

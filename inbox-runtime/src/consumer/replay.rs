@@ -27,7 +27,7 @@ impl<S: Store> Pipeline<S> {
         let lease = self.meta.timeout.saturating_add(GRACE);
         let letters = self
             .records
-            .take_replays(self.meta.group, self.meta.name, max, lease)
+            .lease_replays(self.meta.group, self.meta.name, max, lease)
             .await?;
         let job = |(letter, token)| self.replay_job(letter, token, lease);
         Ok(letters.into_iter().map(job).collect())
@@ -80,11 +80,15 @@ impl ReplayLease {
 impl Lease for ReplayLease {
     /// A letter that was dead-lettered again meanwhile is no longer marked for replay, and stays.
     async fn ack(&self) -> Result<(), BrokerError> {
-        self.records.replayed(self.token).await.map_err(unavailable).map(drop)
+        self.records
+            .complete_replay(self.token)
+            .await
+            .map_err(unavailable)
+            .map(drop)
     }
 
     async fn ack_confirmed(&self) -> Result<(), BrokerError> {
-        self.held(self.records.replayed(self.token).await)
+        self.held(self.records.complete_replay(self.token).await)
     }
 
     async fn nak(&self, delay: Duration) -> Result<(), BrokerError> {

@@ -13,7 +13,7 @@ use crate::{
     handler::HandlerMeta,
     health::{HealthHandle, LifecycleGuard},
     inbox::erased::AnyStore,
-    store::{IntoStore, Migrate, Records, Store, StoreSettings},
+    store::{IntoStore, MigrateMode, Records, Store, StoreSettings},
 };
 
 pub(super) type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -117,7 +117,7 @@ impl InboxBuilder {
     }
 
     /// Says what is done about the tables, as `INBOX_MIGRATE` does (default: they are made).
-    pub fn migrate(mut self, migrate: Migrate) -> Self {
+    pub fn migrate(mut self, migrate: MigrateMode) -> Self {
         self.settings.migrate = Some(migrate);
         self
     }
@@ -224,7 +224,7 @@ impl InboxBuilder {
     /// Checks everything, connects and subscribes. Nothing is consumed yet.
     ///
     /// A database that can't be used yet is waited for, as a broker is: it doesn't run, starts up, doesn't answer, is read
-    /// only, or its tables are still missing under [`Migrate::Off`]. Meanwhile health says why, health and metrics are
+    /// only, or its tables are still missing under [`MigrateMode::Off`]. Meanwhile health says why, health and metrics are
     /// served, and the [`shutdown`](Self::shutdown) future is obeyed: then the inbox has no handlers, and ends as soon as it
     /// runs.
     ///

@@ -121,7 +121,7 @@ where
     }
 
     fn at(&self, url: &str, settings: StoreSettings) -> Result<AnyStore, ConnectError> {
-        Ok(Box::new(S::at(url, settings)?))
+        Ok(Box::new(S::from_url(url, settings)?))
     }
 
     fn records(&self, store: &AnyStore) -> Option<Arc<dyn Records>> {

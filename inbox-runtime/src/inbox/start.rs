@@ -21,7 +21,7 @@ use crate::{
     health::{HandlerStatus, HealthHandle, LifecycleGuard},
     inbox::erased::Shared,
     pipeline::{SoloGate, StrandedReplays},
-    store::{ConnectError, Migrate, MigrateError, StoreError, detached::Detached},
+    store::{ConnectError, MigrateError, MigrateMode, StoreError, detached::Detached},
 };
 
 /// The wait between two tries of a database that can't be used yet.
@@ -192,7 +192,7 @@ async fn knows(planned: &Planned, databases: &[Database], life: &LifecycleGuard)
         return Ok(false);
     };
     patiently(database, life, || async {
-        let known = within(ANSWER, database.records.knows(planned.meta.group)).await?;
+        let known = within(ANSWER, database.records.has_group(planned.meta.group)).await?;
         known.map_err(|error| passing(&error))
     })
     .await
@@ -210,7 +210,7 @@ enum Setback {
 /// line of the start report; there is none of the dead letters alone.
 async fn prepare_database(
     database: &Database,
-    migrate: Migrate,
+    migrate: MigrateMode,
     life: &LifecycleGuard,
 ) -> Result<Option<String>, Error> {
     let description = patiently(database, life, || try_database(database, migrate)).await?;
@@ -246,9 +246,9 @@ fn passing(error: &StoreError) -> Setback {
     Setback::Passing(text(error))
 }
 
-async fn try_database(database: &Database, migrate: Migrate) -> Result<String, Setback> {
+async fn try_database(database: &Database, migrate: MigrateMode) -> Result<String, Setback> {
     let records = &database.records;
-    records.reach().await.map_err(|error| match error {
+    records.check_connection().await.map_err(|error| match error {
         ConnectError::Unavailable { .. } => Setback::Passing(error.to_string()),
         source => Setback::Lasting(Error::Connect {
             database: database.label.clone(),
@@ -263,7 +263,7 @@ async fn try_database(database: &Database, migrate: Migrate) -> Result<String, S
             source,
         }),
     })?;
-    within(ANSWER, records.try_write())
+    within(ANSWER, records.check_writable())
         .await?
         .map_err(|error| passing(&error))?;
     let described = within(ANSWER, records.describe()).await?;

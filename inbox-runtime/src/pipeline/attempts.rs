@@ -43,7 +43,7 @@ impl<S: Store> Execution<'_, S> {
                 Ok(pass)
             }
             Ok(BeginAttempt::Handled(fingerprint)) => Err(End::Tx(TxOutcome::Duplicate(fingerprint))),
-            Ok(BeginAttempt::Buried) => Err(End::AlreadyDeadLettered),
+            Ok(BeginAttempt::DeadLettered) => Err(End::AlreadyDeadLettered),
             Ok(BeginAttempt::Exhausted {
                 attempts,
                 unfinished,
@@ -153,7 +153,7 @@ impl<S: Store> Pipeline<S> {
         if let AttemptRecord::Counted { attempts } = attempt {
             self.refunds.add(key.clone(), attempts);
         }
-        match self.records.take_back_attempt(&key, attempt.is_counted()).await {
+        match self.records.refund_attempt(&key, attempt.is_counted()).await {
             Ok(()) => drop(self.refunds.take(&key)),
             Err(error) => {
                 tracing::debug!(error = %text(&error), "an attempt could not be refunded; the next one is not counted");

@@ -5,14 +5,19 @@ use crate::{
     error_chain::text,
     excerpt::excerpt,
     failpoint::notify_harness,
-    store::{NewDeadLetter, Reason, Store},
+    store::{DeadLetterReason, NewDeadLetter, Store},
 };
 
 impl<S: Store> Execution<'_, S> {
     /// Writes the dead letter of a message that came to this end. Returns how the writing ended.
-    pub(super) async fn dead_letter(&mut self, reason: Reason, end: &End, failed_attempts: Option<u32>) -> End {
+    pub(super) async fn dead_letter(
+        &mut self,
+        reason: DeadLetterReason,
+        end: &End,
+        failed_attempts: Option<u32>,
+    ) -> End {
         let letter = self.new_dead_letter(reason, end, failed_attempts);
-        match self.pipeline.records.bury(&letter).await {
+        match self.pipeline.records.write_dead_letter(&letter).await {
             Ok(true) => {}
             Ok(false) => return End::ReplayLeaseLost,
             Err(cause) => {
@@ -27,7 +32,7 @@ impl<S: Store> Execution<'_, S> {
         self.pipeline.strikes.forget(&self.key);
         self.pipeline.instruments.dead_letter(reason);
         let logged = match end {
-            End::Rejected(rejected) if reason == Reason::Rejected => excerpt(rejected.logged.clone()),
+            End::Rejected(rejected) if reason == DeadLetterReason::Rejected => excerpt(rejected.logged.clone()),
             _ => letter.error,
         };
         tracing::error!(
@@ -39,10 +44,10 @@ impl<S: Store> Execution<'_, S> {
         End::DeadLettered
     }
 
-    fn new_dead_letter(&self, reason: Reason, end: &End, failed_attempts: Option<u32>) -> NewDeadLetter {
+    fn new_dead_letter(&self, reason: DeadLetterReason, end: &End, failed_attempts: Option<u32>) -> NewDeadLetter {
         let delivery = &self.job.delivery;
         let error = match reason {
-            Reason::IdReused => format!(
+            DeadLetterReason::IdReused => format!(
                 "the message's id belongs to a message of another subject that this group has handled; ids must be \
                  unique within the group, not only within `{}`",
                 delivery.subject
@@ -63,7 +68,7 @@ impl<S: Store> Execution<'_, S> {
             published_at: delivery.published_at,
             reason,
             error,
-            attempts: attempts.unwrap_or(u32::from(reason != Reason::Rejected)),
+            attempts: attempts.unwrap_or(u32::from(reason != DeadLetterReason::Rejected)),
         }
     }
 }

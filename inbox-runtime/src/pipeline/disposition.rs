@@ -16,7 +16,7 @@ use crate::{
     excerpt::excerpt,
     handler::{AckStrategy, HandlerMeta},
     outcome::{Handled, HandlerError, Outcome, RetryDecision},
-    store::{Fingerprint, Reason, StoreError},
+    store::{DeadLetterReason, Fingerprint, StoreError},
 };
 
 /// How one transaction ended, or an attempt to begin it.
@@ -49,8 +49,8 @@ impl From<StoreError> for TxOutcome {
         match &error {
             StoreError::Locked(_) => Self::Locked(text(&error)),
             StoreError::Message(_) => Self::Unstorable(text(&error)),
-            StoreError::Again(_) => Self::RetryTx(text(&error)),
-            StoreError::Unavailable(_) => Self::ConnectionLost(text(&error)),
+            StoreError::Retry(_) => Self::RetryTx(text(&error)),
+            StoreError::TablesMissing(_) | StoreError::Unavailable(_) => Self::ConnectionLost(text(&error)),
         }
     }
 }
@@ -82,7 +82,7 @@ pub(super) enum End {
     DeadLettered,
     /// The dead letter could not be written. `error` is the error that is in it.
     DeadLetterFailed {
-        reason: Reason,
+        reason: DeadLetterReason,
         error: String,
         cause: String,
     },
@@ -188,7 +188,7 @@ pub(super) enum Decision {
     /// Count the attempt as failed.
     RecordFailure,
     /// Write a dead letter.
-    DeadLetter(Reason),
+    DeadLetter(DeadLetterReason),
     /// That is its fate.
     Settle(Disposition),
 }
@@ -278,8 +278,8 @@ pub(super) fn decide(end: &End, policy: Policy, facts: &Facts) -> Decision {
         (End::Tx(TxOutcome::Failed(error) | TxOutcome::StaleConnection(error)), _) => {
             failed(error.retry_decision(), policy, facts)
         }
-        (End::Tx(TxOutcome::TxBroken(_)), _) => Decision::DeadLetter(Reason::BrokenTransaction),
-        (End::Tx(TxOutcome::Unstorable(_)) | End::Rejected(_), _) => Decision::DeadLetter(Reason::Rejected),
+        (End::Tx(TxOutcome::TxBroken(_)), _) => Decision::DeadLetter(DeadLetterReason::BrokenTransaction),
+        (End::Tx(TxOutcome::Unstorable(_)) | End::Rejected(_), _) => Decision::DeadLetter(DeadLetterReason::Rejected),
         // It was acknowledged before its transaction began.
         (End::Tx(_), AtMostOnce) => Decision::Settle(DISCARDED),
         (End::Tx(TxOutcome::Locked(_)) | End::Busy(_), _) => {
@@ -296,17 +296,17 @@ pub(super) fn decide(end: &End, policy: Policy, facts: &Facts) -> Decision {
             suspect(Fault::Deployment, error.retry_decision(), policy, facts)
         }
         // It is not acknowledged yet, so it needn't be discarded; there is no second attempt either.
-        (End::Undecodable(_), AtMostOnce) => Decision::DeadLetter(Reason::Rejected),
+        (End::Undecodable(_), AtMostOnce) => Decision::DeadLetter(DeadLetterReason::Rejected),
         // A redelivery may help: another version of the program may get it.
         (End::Undecodable(error), _) => failed(error.retry_decision(), policy, facts),
-        (End::Exhausted { .. }, _) => Decision::DeadLetter(Reason::Exhausted),
+        (End::Exhausted { .. }, _) => Decision::DeadLetter(DeadLetterReason::Exhausted),
         (End::AlreadyDeadLettered, _) => settle(DeadLettered, AckAgain),
         (End::LeaseLost, _) => settle(Locked, Nak(Delay::Fixed(Duration::ZERO))),
         (End::LeaseLostAtAck(_) | End::ReplayLeaseLost, _) => settle(Locked, AlreadyAcked),
         (End::AckFailed(_), _) => unavailable(facts),
         (End::DeadLettered, ack) => settle(DeadLettered, acknowledge(ack, facts)),
         // A message that was rejected was not acknowledged yet.
-        (End::DeadLetterFailed { reason, .. }, AtMostOnce) if *reason != Reason::Rejected => {
+        (End::DeadLetterFailed { reason, .. }, AtMostOnce) if *reason != DeadLetterReason::Rejected => {
             Decision::Settle(DISCARDED)
         }
         (End::DeadLetterFailed { .. } | End::StepFailed(_), _) => unless_outage(facts, || nak_uncounted(facts)),
@@ -330,7 +330,7 @@ fn duplicate(kept: Fingerprint, facts: &Facts) -> Decision {
     if kept.same_subject(facts.fingerprint) {
         settle(Outcome::Duplicate, Settlement::AckAgain)
     } else {
-        Decision::DeadLetter(Reason::IdReused)
+        Decision::DeadLetter(DeadLetterReason::IdReused)
     }
 }
 
@@ -338,11 +338,11 @@ fn duplicate(kept: Fingerprint, facts: &Facts) -> Decision {
 fn failed(retry: RetryDecision, policy: Policy, facts: &Facts) -> Decision {
     match (policy.ack, retry, facts.attempts) {
         (AckStrategy::AtMostOnce, _, _) => Decision::Settle(DISCARDED),
-        (AckStrategy::OnPersist, _, _) => Decision::DeadLetter(Reason::Persisted),
-        (_, RetryDecision::Never, _) => Decision::DeadLetter(Reason::Permanent),
+        (AckStrategy::OnPersist, _, _) => Decision::DeadLetter(DeadLetterReason::Persisted),
+        (_, RetryDecision::Never, _) => Decision::DeadLetter(DeadLetterReason::Permanent),
         (_, _, None) => Decision::RecordFailure,
         (_, _, Some(attempts)) if policy.max_attempts.is_some_and(|max| attempts >= max) => {
-            Decision::DeadLetter(Reason::Exhausted)
+            Decision::DeadLetter(DeadLetterReason::Exhausted)
         }
         (_, RetryDecision::After(delay), _) => settle(Outcome::Failed, Settlement::Nak(Delay::Fixed(delay))),
         (_, RetryDecision::Backoff, Some(attempts)) => {

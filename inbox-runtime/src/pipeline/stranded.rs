@@ -53,7 +53,7 @@ impl StrandedReplays {
             let asked_at = Instant::now();
             known.answers.insert(database, Answer { asked_at, stranded });
         }
-        let stranded = match records.stranded(WAIT).await {
+        let stranded = match records.stranded_replays(WAIT).await {
             Ok(stranded) => stranded,
             Err(error) => {
                 tracing::debug!(error = %text(&error), "the database could not be asked for stranded replays");

@@ -116,7 +116,7 @@ impl<S: Store> Execution<'_, S> {
         }
         match class {
             None | Some(FaultClass::Handler) => (TxOutcome::Failed(error), true),
-            Some(FaultClass::Again) => (TxOutcome::RetryTx(error.report()), true),
+            Some(FaultClass::Retry) => (TxOutcome::RetryTx(error.report()), true),
             Some(FaultClass::Stale) => (TxOutcome::StaleConnection(error), false),
             Some(FaultClass::Deployment) => (TxOutcome::DeploymentFault(error), true),
             Some(FaultClass::Suspect) => (TxOutcome::SuspectedOutage(error), false),
@@ -137,8 +137,8 @@ async fn seal_and_commit<S: Session>(session: &mut S, handled: Handled, next: Ne
             let refused = format!("the commit was refused: {}", error.report());
             (TxOutcome::Failed(HandlerError::from(refused)), false)
         }
-        Err(FinishError::Again(error)) => (TxOutcome::RetryTx(text(&error)), false),
-        Err(FinishError::Ruined(how)) => (TxOutcome::Failed(HandlerError::from(how)), false),
+        Err(FinishError::Retry(error)) => (TxOutcome::RetryTx(text(&error)), false),
+        Err(FinishError::SessionMisused(how)) => (TxOutcome::Failed(HandlerError::from(how)), false),
         Err(FinishError::Lost(how)) => (TxOutcome::ConnectionLost(how), false),
     }
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::{
-    AbandonError, Claim, ClaimError, Claimed, ConnectError, FaultClass, FinishError, NextTx, Records, Session, Store,
-    StoreError, StoreSettings,
+    AbandonError, Claim, ClaimError, Claimed, Connect, ConnectError, FaultClass, FinishError, NextTx, Records, Session,
+    Store, StoreError, StoreSettings,
 };
 use crate::outcome::DatabaseFault;
 
-/// The store of handlers without a transaction. Their attempts and dead letters go to the tables of another store.
+/// The store of handlers without a transaction. Their attempts and dead letters are in the tables of another store.
 #[derive(Clone, Debug)]
 pub struct Detached {
     records: Arc<dyn Records>,
@@ -20,24 +20,30 @@ impl Detached {
     }
 }
 
-impl Store for Detached {
-    type Conn = ();
-    type Session = DetachedSession;
-
+impl Connect for Detached {
     const NAME: &'static str = "no transaction";
     const VARIABLE: &'static str = "DATABASE_URL";
     const SCHEMES: &'static [&'static str] = &[];
     const EXAMPLE_URL: &'static str = "sqlite://app.db";
     const TRANSACTIONAL: bool = false;
 
-    fn at(_url: &str, _settings: StoreSettings) -> Result<Self, ConnectError> {
+    fn from_url(_url: &str, _settings: StoreSettings) -> Result<Self, ConnectError> {
         Err(ConnectError::Url(
             "a handler without a transaction has no database of its own".into(),
         ))
     }
+}
+
+impl Store for Detached {
+    type Conn = ();
+    type Session = DetachedSession;
 
     async fn session(&self) -> Result<DetachedSession, StoreError> {
         Ok(DetachedSession(()))
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        self.records.probe().await
     }
 
     fn records(&self) -> Arc<dyn Records> {
@@ -48,7 +54,7 @@ impl Store for Detached {
         Err(ClaimError::NoTransaction)
     }
 
-    /// It has no transaction of ours that a code could be about, but what is missing is missing there too.
+    /// There is no transaction of ours that a code could be about, but what is missing is missing for these handlers, too.
     fn classify(&self, fault: &DatabaseFault) -> FaultClass {
         match fault {
             DatabaseFault::Connection => FaultClass::Suspect,
@@ -56,13 +62,9 @@ impl Store for Detached {
             DatabaseFault::Answer { .. } => FaultClass::Handler,
         }
     }
-
-    async fn probe(&self) -> Result<(), StoreError> {
-        self.records.probe().await
-    }
 }
 
-/// Nothing, in the place of a transaction.
+/// A session without a transaction.
 #[derive(Debug)]
 pub struct DetachedSession(());
 

@@ -1,5 +1,5 @@
-//! A pooled connection that is closed on drop unless it is proved to be outside of any transaction, and sqlx's own
-//! transaction functions on it.
+//! A pooled connection that is closed on drop unless it is proved to be outside of any transaction, with sqlx's own
+//! transaction functions.
 //!
 //! A [`sqlx::Transaction`] borrows its connection, so a session could not own both. sqlx's transaction manager does the
 //! same on a plain connection and keeps sqlx's count of nested transactions right, which a raw `BEGIN` would not: a
@@ -13,7 +13,7 @@ use sqlx_core::transaction::TransactionManager;
 /// A connection of a pool on which a transaction may be open.
 ///
 /// From before `BEGIN` is sent until `COMMIT` or `ROLLBACK` has been confirmed, dropping it (with the future that uses it,
-/// at any of its polls) closes the connection, so that the pool never gets one back that is in a transaction: whatever the
+/// at any await) closes the connection, so that the pool never gets back one that is in a transaction: whatever the
 /// application wrote on it would be lost without an error. sqlx itself counts a transaction only once `BEGIN` is confirmed.
 #[derive(Debug)]
 pub(crate) struct TxConnection<DB: Database> {
@@ -22,7 +22,7 @@ pub(crate) struct TxConnection<DB: Database> {
 }
 
 impl<DB: Database> TxConnection<DB> {
-    /// A connection that the pool has just lent, on which nothing is open.
+    /// A connection that the pool has just lent, on which no transaction is open.
     pub(crate) fn new(conn: PoolConnection<DB>) -> Self {
         Self {
             conn: Some(conn),
@@ -52,12 +52,12 @@ impl<DB: Database> TxConnection<DB> {
         Ok(())
     }
 
-    /// From now on the connection is closed on drop, whatever becomes of it: for session state that isn't a transaction.
+    /// From now on the connection is closed on drop: for session state that isn't a transaction.
     pub(crate) fn taint(&mut self) {
         self.idle = false;
     }
 
-    /// The session is as it was when the pool lent it.
+    /// The session state is as it was when the pool lent it.
     pub(crate) fn clean(&mut self) {
         self.idle = depth::<DB>(self) == 0;
     }
@@ -73,19 +73,19 @@ impl<DB: Database> TxConnection<DB> {
 }
 
 /// `conn` is `None` only while [`close`](TxConnection::close) consumes it.
-const TAKEN: &str = "the connection is being closed";
+const CLOSING: &str = "the connection is being closed";
 
 impl<DB: Database> Deref for TxConnection<DB> {
     type Target = DB::Connection;
 
     fn deref(&self) -> &Self::Target {
-        self.conn.as_ref().expect(TAKEN)
+        self.conn.as_ref().expect(CLOSING)
     }
 }
 
 impl<DB: Database> DerefMut for TxConnection<DB> {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        self.conn.as_mut().expect(TAKEN)
+        self.conn.as_mut().expect(CLOSING)
     }
 }
 

@@ -12,7 +12,7 @@ use super::names::{
     OLDEST_TRANSACTION, PAYLOAD_MISMATCHES, PUBLISH_TO_COMMIT,
 };
 use super::open_transactions::OpenTransactions;
-use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::Reason};
+use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::DeadLetterReason};
 
 /// How often the sampled gauges are set.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ pub(crate) struct Instruments(Arc<Handles>);
 struct Handles {
     deliveries: [Counter; Outcome::ALL.len()],
     attempts: Counter,
-    dead_letters: [Counter; Reason::ALL.len()],
+    dead_letters: [Counter; DeadLetterReason::ALL.len()],
     ack_failures: Counter,
     payload_mismatches: Counter,
     handling: Histogram,
@@ -53,7 +53,7 @@ impl Instruments {
         Self(Arc::new(Handles {
             deliveries: Outcome::ALL.map(|outcome| counter(DELIVERIES, Some(outcome.as_str()))),
             attempts: counter(ATTEMPTS, None),
-            dead_letters: Reason::ALL.map(|reason| counter(DEAD_LETTERS, Some(reason.as_str()))),
+            dead_letters: DeadLetterReason::ALL.map(|reason| counter(DEAD_LETTERS, Some(reason.as_str()))),
             ack_failures: counter(ACK_FAILURES, None),
             payload_mismatches: counter(PAYLOAD_MISMATCHES, None),
             handling: metrics::histogram!(HANDLING.name, labels(meta, HANDLING, None)),
@@ -74,7 +74,7 @@ impl Instruments {
         self.0.attempts.increment(1);
     }
 
-    pub(crate) fn dead_letter(&self, reason: Reason) {
+    pub(crate) fn dead_letter(&self, reason: DeadLetterReason) {
         self.0.dead_letters[reason as usize].increment(1);
     }
 

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use super::open_transactions::OpenTransactions;
-use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::Reason};
+use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::DeadLetterReason};
 
 /// No metrics.
 #[derive(Clone)]
@@ -27,7 +27,7 @@ impl Instruments {
 
     pub(crate) fn attempt(&self) {}
 
-    pub(crate) fn dead_letter(&self, _reason: Reason) {}
+    pub(crate) fn dead_letter(&self, _reason: DeadLetterReason) {}
 
     pub(crate) fn ack_failed(&self) {}
 

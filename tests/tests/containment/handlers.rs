@@ -2,7 +2,7 @@
 
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
-use inbox_runtime::{Inbox, Message, Outcome, Reason};
+use inbox_runtime::{DeadLetterReason, Inbox, Message, Outcome};
 use inbox_tests::{Order, Step, TestBroker, TestDatabase, World, eventually, lean_suite, next};
 
 lean_suite!(
@@ -90,7 +90,7 @@ async fn f75_a_panic_in_deserialize_is_a_failed_attempt<B: TestBroker, D: TestDa
     }
     assert_eq!(world.probe.total(), 0);
     let letter = world.letter("fragile").await;
-    assert_eq!((letter.reason, letter.attempts), (Reason::Exhausted, 3));
+    assert_eq!((letter.reason, letter.attempts), (DeadLetterReason::Exhausted, 3));
     assert_eq!(letter.error, "an argument panicked: in Deserialize");
     goes_on(&world, &mut inbox, "fragile").await;
 }
@@ -222,7 +222,7 @@ async fn f76_a_timeout_is_a_failed_attempt<B: TestBroker, D: TestDatabase>() {
         world.assert_untouched("hasty", "m1").await;
     }
     let letter = world.letter("hasty").await;
-    assert_eq!((letter.reason, letter.attempts), (Reason::Exhausted, 3));
+    assert_eq!((letter.reason, letter.attempts), (DeadLetterReason::Exhausted, 3));
     assert_eq!(letter.error, "the handler took longer than its timeout of 1s");
     goes_on(&world, &mut inbox, "hasty").await;
 }

@@ -13,8 +13,8 @@ use std::{
 };
 
 use inbox_runtime::{
-    DeliveryContext, FromDelivery, HandlerError, Inbox, InboxBuilder, Json, Outcome, Reason, Rejection, State, States,
-    inbox_handler,
+    DeadLetterReason, DeliveryContext, FromDelivery, HandlerError, Inbox, InboxBuilder, Json, Outcome, Rejection,
+    State, States, inbox_handler,
 };
 use inbox_tests::{EmbeddedMemory, Order, TestBroker, TestDatabase, World, database_suite, eventually, next};
 use tokio::sync::Semaphore;
@@ -246,7 +246,7 @@ impl<D: TestDatabase> HostileWorld<D> {
     }
 
     /// The reason and the error of the dead letter of that message.
-    async fn letter(&self, what: &str) -> (Reason, String) {
+    async fn letter(&self, what: &str) -> (DeadLetterReason, String) {
         let letters = self.world.letters("hostile").await;
         let mut ours = letters
             .into_iter()
@@ -261,7 +261,11 @@ impl<D: TestDatabase> HostileWorld<D> {
         for outcome in [Outcome::Failed, Outcome::Failed, Outcome::DeadLettered] {
             assert_eq!(next(inbox).await, outcome, "{what}");
         }
-        assert_eq!(self.letter(what).await, (Reason::Exhausted, error.to_owned()), "{what}");
+        assert_eq!(
+            self.letter(what).await,
+            (DeadLetterReason::Exhausted, error.to_owned()),
+            "{what}"
+        );
         self.goes_on(inbox).await;
     }
 
@@ -305,7 +309,7 @@ async fn g42_a_permanent_error_that_panics_is_permanent<D: TestDatabase>() {
     ] {
         world.publish(what).await;
         assert_eq!(next(&mut inbox).await, Outcome::DeadLettered, "{what}");
-        assert_eq!(world.letter(what).await, (Reason::Permanent, error), "{what}");
+        assert_eq!(world.letter(what).await, (DeadLetterReason::Permanent, error), "{what}");
         world.goes_on(&mut inbox).await;
     }
 }
@@ -320,7 +324,7 @@ async fn g42_a_rejection_that_panics_is_a_rejection<D: TestDatabase>() {
     ] {
         world.publish(what).await;
         assert_eq!(next(&mut inbox).await, Outcome::DeadLettered, "{what}");
-        assert_eq!(world.letter(what).await, (Reason::Rejected, error), "{what}");
+        assert_eq!(world.letter(what).await, (DeadLetterReason::Rejected, error), "{what}");
         world.goes_on(&mut inbox).await;
     }
 }

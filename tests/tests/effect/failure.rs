@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{Outcome, Reason};
+use inbox_runtime::{DeadLetterReason, Outcome};
 use inbox_tests::{Settled, Step, TestBroker, TestDatabase, World, eventually, next, nothing_more, suite};
 
 suite!(
@@ -193,7 +193,7 @@ async fn f17_the_dead_letter_is_not_in_the_failed_transaction<B: TestBroker, D: 
     assert_eq!(letters.len(), 1);
     assert_eq!(
         (letters[0].reason, letters[0].error.as_str()),
-        (Reason::Permanent, "never")
+        (DeadLetterReason::Permanent, "never")
     );
     assert_eq!(letters[0].message_id.as_deref(), Some("m1"));
     assert!(world.settled("billing").await);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{Message, Outcome, Reason};
+use inbox_runtime::{DeadLetterReason, Message, Outcome};
 use inbox_tests::{Step, TestBroker, TestDatabase, World, eventually, lean_suite, next};
 
 lean_suite!(
@@ -27,7 +27,11 @@ async fn the_last_attempt_ends_in_a_dead_letter<B: TestBroker, D: TestDatabase>(
         assert_eq!(world.probe.runs(group, "m1"), 3, "{group}");
         world.assert_untouched(group, "m1").await;
         let letter = world.letter(group).await;
-        assert_eq!((letter.reason, letter.attempts), (Reason::Exhausted, 3), "{group}");
+        assert_eq!(
+            (letter.reason, letter.attempts),
+            (DeadLetterReason::Exhausted, 3),
+            "{group}"
+        );
         assert_eq!(letter.error, "always");
         assert_eq!(world.attempts(group).await, 3, "they stay with the dead letter");
         assert!(world.settled(group).await, "{group}");
@@ -141,7 +145,13 @@ async fn f66_a_poison_record_lets_the_others_pass<B: TestBroker, D: TestDatabase
         .iter()
         .map(|letter| (letter.message_id.as_deref(), letter.reason))
         .collect();
-    assert_eq!(fates, [(Some("m5"), Reason::Rejected), (Some("m7"), Reason::Exhausted)]);
+    assert_eq!(
+        fates,
+        [
+            (Some("m5"), DeadLetterReason::Rejected),
+            (Some("m7"), DeadLetterReason::Exhausted)
+        ]
+    );
     assert_eq!(letters[0].payload.as_deref(), Some(&b"{ not JSON"[..]));
     assert_eq!(world.probe.runs("billing", "m5"), 0);
 }

@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
-use inbox_runtime::{HandlerError, Outcome, Reason, sqlx};
+use inbox_runtime::{DeadLetterReason, HandlerError, Outcome, sqlx};
 use inbox_tests::{Step, TestBroker, TestDatabase, World, lean_suite, next};
 
 lean_suite!(
@@ -202,7 +202,7 @@ async fn permanent_goes_to_the_dead_letters_at_once<B: TestBroker, D: TestDataba
             "{group}"
         );
         if group != "on-persist" {
-            assert_eq!(letter.reason, Reason::Permanent, "{group}");
+            assert_eq!(letter.reason, DeadLetterReason::Permanent, "{group}");
         }
         assert!(world.settled(group).await, "{group}");
     }

@@ -1,7 +1,7 @@
 //! A handler that ends the transaction that it was lent: nothing of it is committed, and the dead letter names what it
 //! did.
 
-use inbox_runtime::{DeadLetter, Outcome, Reason};
+use inbox_runtime::{DeadLetter, DeadLetterReason, Outcome};
 use inbox_tests::{Step, TestBroker, TestDatabase, World, lean_suite, next};
 
 lean_suite!(
@@ -24,7 +24,10 @@ async fn broken<B: TestBroker, D: TestDatabase>(step: Step) -> (World<B, D>, Dea
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
     world.assert_untouched("billing", "m1").await;
     let letter = world.letter("billing").await;
-    assert_eq!((letter.reason, letter.attempts), (Reason::BrokenTransaction, 1));
+    assert_eq!(
+        (letter.reason, letter.attempts),
+        (DeadLetterReason::BrokenTransaction, 1)
+    );
     assert_eq!(world.probe.runs("billing", "m1"), 1, "no further attempt would mend it");
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     world.assert_done("billing", "m2").await;

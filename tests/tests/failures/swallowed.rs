@@ -1,6 +1,6 @@
 //! A failed statement whose error the handler ignores: what each database makes of it, as the guide says.
 
-use inbox_runtime::{Outcome, Reason};
+use inbox_runtime::{DeadLetterReason, Outcome};
 use inbox_tests::{EmbeddedMemory, Step, TestDatabase, World, database_suite, next};
 
 database_suite!(
@@ -39,7 +39,10 @@ async fn g16_a_failed_statement_that_is_swallowed<D: TestDatabase>() {
         } else {
             assert_eq!((outcome, after), (Outcome::DeadLettered, 0));
             world.assert_untouched("billing", "m1").await;
-            assert_eq!(world.letter("billing").await.reason, Reason::BrokenTransaction);
+            assert_eq!(
+                world.letter("billing").await.reason,
+                DeadLetterReason::BrokenTransaction
+            );
         }
     }
 }

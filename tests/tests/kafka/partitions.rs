@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{Message, Outcome, Reason};
+use inbox_runtime::{DeadLetterReason, Message, Outcome};
 use inbox_tests::{Step, TestBroker, eventually, next};
 
 use super::{Kafkaesque, stop, world};
@@ -86,7 +86,7 @@ async fn f66_a_poison_record_goes_to_the_dead_letters_and_the_rest_is_done() {
     let letter = world.letter("billing").await;
     assert_eq!(
         (letter.reason, letter.payload.as_deref()),
-        (Reason::Rejected, Some(&b"{"[..]))
+        (DeadLetterReason::Rejected, Some(&b"{"[..]))
     );
     assert!(world.settled("billing").await);
 }

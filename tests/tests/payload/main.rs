@@ -1,6 +1,8 @@
 //! What handlers take: payloads that are nearly right, headers, and arguments of a user's own.
 
-use inbox_runtime::{DeliveryContext, FromDelivery, HeaderName, Inbox, Json, Message, Outcome, Reason, Rejection};
+use inbox_runtime::{
+    DeadLetterReason, DeliveryContext, FromDelivery, HeaderName, Inbox, Json, Message, Outcome, Rejection,
+};
 use inbox_tests::{Order, Settled, Step, TestBroker, TestDatabase, World, lean_suite, next};
 
 mod handlers;
@@ -86,7 +88,7 @@ impl<B: TestBroker, D: TestDatabase> Desk<B, D> {
                 assert_eq!(world.database.number(count).await, all, "{shown}");
                 let letters = world.letters(group).await.split_off(letters);
                 assert_eq!(letters.len(), 1, "{shown}");
-                assert_eq!(letters[0].reason, Reason::Rejected, "{shown}");
+                assert_eq!(letters[0].reason, DeadLetterReason::Rejected, "{shown}");
                 assert_eq!(letters[0].payload, message.payload, "{shown}");
                 // Where nobody counts deliveries a group's first one is taken for a redelivery, and so it is on record.
                 let counted = u32::from(!B::COUNTS);

@@ -1,4 +1,4 @@
-//! Whose fault a failure is: what one message does to its session, or meets, is its own, and the others go on.
+//! Whose fault a failure is: what one message does to its session, or runs into, is its own failure, and the others go on.
 
 use std::time::Duration;
 
@@ -152,7 +152,7 @@ async fn g22_g23_a_code_of_an_outage_that_only_one_message_meets() {
     }
 }
 
-/// On a server of its own, whose other sessions have no room for locks meanwhile either.
+/// On a server of its own, since its other sessions have no room for locks meanwhile either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g23_a_message_that_needs_more_memory_than_there_is() {
     let server = Server::start().expect("a server");
@@ -178,7 +178,7 @@ async fn g24_a_session_that_the_server_ends_is_the_messages_failure() {
     }
 }
 
-/// A bound of the role's that is shorter than `lock_wait`.
+/// A timeout of the role's that is shorter than `lock_wait`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g24_a_claim_that_the_roles_own_bound_ends_is_locked() {
     for setting in ["statement_timeout", "lock_timeout"] {
@@ -276,7 +276,7 @@ async fn g41_which_statement_failed_decides() {
     }
 }
 
-/// Rows that nobody reads any more are not waited for.
+/// Unread rows are not waited for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g47_a_result_that_is_left_unread() {
     let world = World::new().await;
@@ -291,7 +291,7 @@ async fn g47_a_result_that_is_left_unread() {
     world.assert_done("reader", "ok").await;
 }
 
-/// A migration was forgotten: nothing is counted, and it is said what is missing. Then it is made.
+/// A migration was forgotten: no attempt is counted, and health names what is missing. Then it is applied.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g75_what_is_missing_is_waited_for() {
     for (missing, made) in [
@@ -330,7 +330,7 @@ async fn g75_what_is_missing_is_waited_for() {
     }
 }
 
-/// Only one kind of message meets it.
+/// Only one kind of message runs into it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g75_what_one_kind_of_message_lacks_ends_like_other_failures() {
     let letter = bad(|| Step::Exec("INSERT INTO nowhere VALUES (1)")).await;

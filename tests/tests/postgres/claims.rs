@@ -20,7 +20,7 @@ async fn f03_duplicates_never_abort_a_transaction() {
     for _ in 0..50 {
         world.publish("many").await;
     }
-    // The copies meet the claim of the one that runs.
+    // The copies conflict with the claim of the one that runs.
     world.probe.script(|call| match call.id.as_str() {
         "many" => Step::Sleep(Duration::from_millis(200)),
         _ => Step::Ok,
@@ -109,7 +109,7 @@ async fn f06_the_second_copy_runs_when_the_process_of_the_first_is_killed() {
         .script("x=sleep:60s")
         .start();
     worker.says("run billing x").await;
-    // It takes one more in hand, and no further one.
+    // It prefetches one more, and no further one.
     world.publish("y").await;
     eventually("the process has its next message", || async {
         let settled = world.broker.settled("billing", "order.created").await;

@@ -1,4 +1,4 @@
-//! The commit whose outcome nobody hears of, and how many round trips a message takes.
+//! Commits whose answer is lost, and how many round trips a message takes.
 
 use std::{sync::Arc, time::Instant};
 
@@ -78,7 +78,7 @@ async fn f12_under_load() {
     assert_all_done(&world, "billing", 60).await;
 }
 
-/// The handler's statement, and one simple query that seals, commits, begins anew and claims what follows.
+/// The handler's statement, and one simple query that seals, commits, begins the next transaction and claims its message.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_follows_another_takes_two_round_trips() {
     let Some((world, proxy)) = proxied().await else { return };
@@ -90,7 +90,7 @@ async fn a_message_that_follows_another_takes_two_round_trips() {
     let (start, before) = (Instant::now(), proxy.round_trips());
     let inbox = inbox.spawn();
     for number in 1..=100 {
-        // There is always one that follows, however slow the machine is: this one is not handled before it is there.
+        // A message is always prefetched, however slow the machine is: this one is not handled before the next is published.
         eventually("the next one is there", async || {
             let handling = world.probe.total() == number && inbox.report().acked + 1 == number as u64;
             handling && (number == 100 || inbox.health().handlers[0].in_flight >= 2)
@@ -104,8 +104,8 @@ async fn a_message_that_follows_another_takes_two_round_trips() {
     inbox.join().await.expect("stopped");
     assert_all_done(&world, "billing", 100).await;
     println!("{:.2} round trips a message", taken as f64 / 100.0);
-    // The connection, its statements, the first and the last transaction come on top, and every five seconds a look for dead
-    // letters to replay and one at the server's settings.
+    // In addition: the connection and its statements, the first and the last transaction, and every five seconds a query for
+    // due replays and one for the server's settings.
     let allowed = 200..260 + 2 * seconds;
     assert!(
         allowed.contains(&taken),

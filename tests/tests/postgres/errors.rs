@@ -42,9 +42,9 @@ async fn f04_f07_deadlock_and_lock_timeout_too() {
     }
 }
 
-/// When three don't help, it is put off, and still no attempt.
+/// When three fresh transactions don't help, the message is deferred, and no attempt is counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f07_more_serialization_failures_are_put_off_and_not_counted() {
+async fn f07_more_serialization_failures_are_deferred_and_not_counted() {
     let sql = "DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; END $$";
     let (world, outcome) = raised(sql, 7).await;
     assert_eq!(outcome, Outcome::Deferred);
@@ -69,7 +69,7 @@ async fn f04_a_unique_violation_is_the_handlers_failure() {
     assert_eq!(raised(sql, 1).await.1, Outcome::Failed);
 }
 
-/// The text of an outage under a code that is none.
+/// The text of an outage with the code of another error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f04_the_text_decides_nothing() {
     let sql = "DO $$ BEGIN RAISE EXCEPTION 'connection refused: could not serialize access, deadlock detected' \

@@ -29,7 +29,7 @@ async fn left(world: &World, first: &'static str, then: &'static str) -> Outcome
     }
 }
 
-/// What fails unless that is so.
+/// A statement that fails unless that is so.
 macro_rules! unless {
     ($condition:literal) => {
         concat!("SELECT 1/(", $condition, ")::int")
@@ -239,7 +239,7 @@ async fn g07_what_is_acknowledged_is_durable() {
         .database
         .exec(&format!("ALTER DATABASE {name} SET synchronous_commit = off"))
         .await;
-    // The deferred trigger runs at the commit, behind the seal.
+    // The deferred trigger runs at the commit, after the seal.
     world
         .database
         .exec(

@@ -1,6 +1,5 @@
-//! What PostgreSQL alone can do to a transaction, a session or a program, and what is seen of it.
+//! What PostgreSQL alone can do to a transaction, a session or a program, and how it shows.
 
-mod ahead;
 mod blame;
 mod campaign;
 mod claims;
@@ -10,6 +9,7 @@ mod hygiene;
 mod outages;
 mod own;
 mod pooler;
+mod prefetched_claims;
 mod seal;
 mod sessions;
 mod shape;
@@ -79,7 +79,7 @@ async fn assert_all_done(world: &World, group: &str, count: i64) {
     );
 }
 
-/// How many of the inbox's sessions are in that state, as the server sees it; `_` and `%` stand for any.
+/// How many of the inbox's sessions are in that state, by `pg_stat_activity`; `_` and `%` are wildcards.
 async fn sessions(world: &World, state: &str) -> i64 {
     world
         .database
@@ -90,7 +90,7 @@ async fn sessions(world: &World, state: &str) -> i64 {
         .await
 }
 
-/// What was written on the only dead letter.
+/// The error of the only dead letter.
 async fn letter(world: &World) -> String {
     assert_eq!(
         world.database.number("SELECT count(*) FROM inbox_dead_letters").await,

@@ -1,5 +1,4 @@
-//! A server that is gone, stands still, is read only or has become a standby: nothing is lost, and nobody's attempts are
-//! used up.
+//! A server that is down, hangs, is read only or has become a standby: nothing is lost, and no attempts are counted.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,7 +14,7 @@ use inbox_tests::{
 
 use crate::{World, assert_all_done, publish, world_on};
 
-/// Waits until the inbox says that it can't work, and why.
+/// Waits until the inbox is unready and says why.
 async fn not_ready(inbox: &InboxHandle) -> String {
     eventually("the inbox is not ready", || async { !inbox.health().ready }).await;
     let health = inbox.health();
@@ -78,7 +77,7 @@ async fn f79_a_server_that_is_killed_three_times() {
 
 /// The connections stay open, and nothing is answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_stands_still_for_a_while() {
+async fn a_server_that_hangs_for_a_while() {
     let Some(server) = postgres::own(&[]) else { return };
     let world = world_on(PostgresDatabase::on(&server).await).await;
     publish(&world, 100).await;

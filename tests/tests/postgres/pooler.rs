@@ -78,10 +78,10 @@ async fn four_workers(cached: usize) {
     assert_all_done(&world, "audit", 150).await;
 }
 
-/// Nobody mentioned the pooler. What other programs write through it must not fail, neither while the inbox runs nor when it
+/// The pooler is not configured. What other programs write through it must not fail, neither while the inbox runs nor when it
 /// has stopped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g40_a_pooler_that_nobody_mentioned_is_noticed() {
+async fn g40_a_pooler_that_is_not_configured_is_noticed() {
     for cached in [0, 100] {
         let Some((world, pooler)) = pooled(cached).await else {
             return;
@@ -183,9 +183,9 @@ async fn f15_a_claim_that_waits_too_long_is_cancelled() {
     world.assert_done("audit", "x").await;
 }
 
-/// What a handler does to its transaction is found out, though not prevented.
+/// What a handler does to its transaction is detected, though not prevented.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f15_a_broken_transaction_is_found_out() {
+async fn f15_a_broken_transaction_is_detected() {
     let Some((world, _pooler)) = pooled(0).await else {
         return;
     };
@@ -206,9 +206,9 @@ async fn f15_a_broken_transaction_is_found_out() {
     world.assert_done("audit", "m1").await;
 }
 
-/// Nobody said that there is a pooler: whatever other clients have prepared on its connections, a call does what it says.
+/// The pooler is not configured: whatever other clients have prepared on its connections, a call does what it says.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g05_dead_letters_through_a_pooler_that_nobody_mentioned() {
+async fn g05_dead_letters_through_a_pooler_that_is_not_configured() {
     const LETTERS: i64 = 60;
     let Some((world, pooler)) = pooled(100).await else {
         return;
@@ -249,7 +249,7 @@ async fn g05_dead_letters_through_a_pooler_that_nobody_mentioned() {
 
 /// So does a claim by hand.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g05_claims_by_hand_through_a_pooler_that_nobody_mentioned() {
+async fn g05_claims_by_hand_through_a_pooler_that_is_not_configured() {
     const CLAIMS: usize = 40;
     let Some((world, _pooler)) = pooled(100).await else {
         return;

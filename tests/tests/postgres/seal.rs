@@ -1,11 +1,11 @@
-//! Handlers that end, break or lose the transaction that they were lent: it is found out, and nothing is written outside.
+//! Handlers that end, break or lose the transaction that they were lent: it is detected, and nothing is written outside.
 
 use inbox_runtime::{DeadLetterQuery, Outcome, dead_letters};
 use inbox_tests::{Step, TestDatabase, eventually, next};
 
 use crate::{World, assert_all_done, letter, own};
 
-/// Runs one message whose handler does `step`, and another one that is fine. Returns what was written on the dead letter.
+/// Runs one message whose handler does `step`, and another one that is fine. Returns the error of the dead letter.
 async fn broken(step: Step) -> (World, String) {
     let world = World::new().await;
     world
@@ -25,7 +25,7 @@ async fn broken(step: Step) -> (World, String) {
     );
     let letter = letter(&world).await;
     assert!(letter.starts_with("broken_transaction: "), "{letter}");
-    // What the inbox gives back to the pool can write.
+    // The connection that the inbox has returned to the pool can write.
     for _ in 0..5 {
         let read_only: String = inbox_runtime::sqlx::query_scalar("SHOW default_transaction_read_only")
             .fetch_one(&world.database.pool())
@@ -186,7 +186,7 @@ async fn a_nested_transaction_is_committed_or_rolled_back_as_usual() {
     assert_eq!(world.database.effects("nested", "undone").await, 0);
 }
 
-/// The constraint speaks at the commit, which is also where the next transaction begins.
+/// The constraint is checked at the commit, which also begins the next transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deferred_constraint_is_the_handlers_failure() {
     let world = World::new().await;

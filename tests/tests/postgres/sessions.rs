@@ -7,7 +7,7 @@ use inbox_tests::{Settled, Step, TestBroker, TestDatabase, eventually, next, poo
 
 use crate::{World, assert_all_done, own, publish, sessions, settle, world_with};
 
-/// The future of a delivery is dropped after each of its first steps.
+/// The future of a delivery is dropped after each of its first polls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f02_a_delivery_that_is_dropped_leaves_no_open_transaction() {
     let world = world_with(|database| {
@@ -137,7 +137,7 @@ async fn f76_a_statement_in_flight_when_the_time_runs_out() {
     let mut inbox = world.inbox(&["hasty"]).await;
     for number in 1..=count {
         world.publish(&format!("m{number}")).await;
-        // The one before it may come again in between.
+        // The one before it may be redelivered in between.
         while world.probe.runs("hasty", &format!("m{number}")) == 0 {
             let outcome = next(&mut inbox).await;
             assert!(matches!(outcome, Outcome::Failed | Outcome::Processed), "{outcome}");

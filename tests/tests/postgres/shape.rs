@@ -1,7 +1,7 @@
-//! Tables of the inbox that are not as they must be: each is a start error that says what is wanted and what is there.
+//! Tables of the inbox that are not as they must be: each is a start error that says what is wanted and what was found.
 
 use inbox_runtime::{
-    Error, Migrate, migrate,
+    Error, MigrateMode, migrate,
     sqlx::{AssertSqlSafe, Connection, raw_sql},
 };
 use inbox_tests::{TestBroker, TestDatabase, pool};
@@ -11,7 +11,7 @@ use crate::{World, world_on};
 /// Why the inbox doesn't start, in both modes that look at the tables.
 async fn refusal(world: &World) -> String {
     let mut texts = Vec::new();
-    for mode in [Migrate::Auto, Migrate::Check] {
+    for mode in [MigrateMode::Auto, MigrateMode::Check] {
         match world.builder(&["billing"]).migrate(mode).build().await {
             Err(error @ Error::Migrate { .. }) => texts.push(error.to_string()),
             other => panic!("not an error of the tables: {other:?}"),
@@ -208,7 +208,7 @@ async fn g44_tables_that_were_made_by_hand_are_checked() {
         .to_string();
     assert_says(&error, &["_inbox_migrations", "INBOX_MIGRATE=check"]);
     world.publish("m1").await;
-    let checked = world.builder(&["billing"]).migrate(Migrate::Check).build().await;
+    let checked = world.builder(&["billing"]).migrate(MigrateMode::Check).build().await;
     let outcome = inbox_tests::next(&mut checked.expect("an inbox")).await;
     assert_eq!(outcome, inbox_runtime::Outcome::Processed);
 }
@@ -272,7 +272,7 @@ async fn g44_rights_are_checked() {
     }
     let world = changed("SELECT 1").await;
     let world = role(&world, "inbox_enough", all).await;
-    for mode in [Migrate::Auto, Migrate::Check] {
+    for mode in [MigrateMode::Auto, MigrateMode::Check] {
         world.publish(&format!("{mode:?}")).await;
         let inbox = world.builder(&["billing"]).migrate(mode).build().await;
         let outcome = inbox_tests::next(&mut inbox.expect("an inbox")).await;
@@ -301,9 +301,9 @@ async fn g44_a_role_that_may_not_make_the_tables_is_told_so() {
     );
 }
 
-/// A trigger that swallows rows makes every message a duplicate. It is found out by a row that isn't there.
+/// A trigger that swallows rows makes every message a duplicate. It is detected by the row that is missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g44_a_trigger_that_swallows_rows_is_found_out() {
+async fn g44_a_trigger_that_swallows_rows_is_detected() {
     let swallow = "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
                    CREATE TRIGGER swallow BEFORE INSERT ON inbox_events FOR EACH ROW EXECUTE FUNCTION swallow()";
     let world = changed(swallow).await;
@@ -333,7 +333,7 @@ async fn g44_what_does_no_harm_is_taken() {
          ALTER TABLE inbox_events ADD CONSTRAINT short CHECK (length(message_id) < 600)",
     )
     .await;
-    for mode in [Migrate::Auto, Migrate::Check] {
+    for mode in [MigrateMode::Auto, MigrateMode::Check] {
         world.publish(&format!("{mode:?}")).await;
         let inbox = world.builder(&["billing"]).migrate(mode).build().await;
         let outcome = inbox_tests::next(&mut inbox.expect("an inbox")).await;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use inbox_runtime::{Error, Migrate};
+use inbox_runtime::{Error, MigrateMode};
 use inbox_tests::{
     EmbeddedMemory, PostgresDatabase, Settled, Step, TestBroker, TestDatabase, eventually, next, pool, process::long,
 };
@@ -83,7 +83,7 @@ async fn a_role_without_rights_to_make_tables_checks_them() {
     let world = World::new().await;
     let error = world
         .builder(&["billing"])
-        .migrate(Migrate::Check)
+        .migrate(MigrateMode::Check)
         .build()
         .await
         .expect_err("no tables");
@@ -91,7 +91,7 @@ async fn a_role_without_rights_to_make_tables_checks_them() {
     inbox_runtime::migrate(&world.database.pool()).await.expect("made");
     world
         .builder(&["billing"])
-        .migrate(Migrate::Check)
+        .migrate(MigrateMode::Check)
         .build()
         .await
         .expect("an inbox");

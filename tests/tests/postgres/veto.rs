@@ -34,7 +34,7 @@ fn endings() -> [(&'static str, Step); 4] {
     ]
 }
 
-/// Runs a message whose handler does that, and a sound one behind it.
+/// Runs a message whose handler does that, and a valid one after it.
 async fn nothing_stays(world: &World, inbox: Inbox, what: &str, step: Step) {
     world
         .probe
@@ -152,7 +152,7 @@ async fn g02_behind_a_transaction_pooler_too() {
     );
 }
 
-/// Claims by hand, imports and restores are nobody's business.
+/// Claims by hand, imports and restores are not vetoed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g02_other_sessions_commit_as_they_like() {
     let world = World::new().await;

@@ -177,9 +177,9 @@ async fn g39_what_may_pass_is_waited_for() {
     }
 }
 
-/// What comes to light while the start waits is what the inbox ends with.
+/// A lasting error that appears while the start waits ends the inbox.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g63_an_error_behind_a_wait_ends_the_inbox() {
+async fn g63_a_lasting_error_after_a_wait_ends_the_inbox() {
     let (port, _server) = fake(|number| {
         Some(match number {
             0 => ("57P03", "the database system is starting up"),
@@ -201,7 +201,7 @@ async fn g63_an_error_behind_a_wait_ends_the_inbox() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g63_a_role_and_a_database_that_are_not_there() {
+async fn g63_a_role_and_a_database_that_do_not_exist() {
     let world = World::new().await;
     let options = world.database.options();
     for (options, words) in [
@@ -261,7 +261,7 @@ async fn g76_a_database_that_can_only_be_read_is_not_ready() {
         world.database.exec(&read_only).await;
         let own = pool(world.database.options(), 10);
         let inbox = world.builder(&["billing"]).store(own).spawn().await.expect("an inbox");
-        // Making the tables is refused by the server; where they are there, a trial finds it out.
+        // The server refuses to make the tables; where they exist, the trial insert fails.
         let why = if tables {
             "read_only is on"
         } else {
@@ -287,7 +287,7 @@ async fn g76_a_database_that_can_only_be_read_is_not_ready() {
     }
 }
 
-/// Maintenance that has our table's lock is waited for by name, and not for ever in silence.
+/// Maintenance that holds our table's lock is waited for, and health names the table.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g39_a_table_that_is_locked_at_the_start_is_waited_for() {
     use inbox_runtime::sqlx::Connection;

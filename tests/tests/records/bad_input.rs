@@ -1,5 +1,5 @@
-//! No value that comes from a message can make the record of its end impossible: whatever it says, and whatever becomes of it,
-//! it has one end, and the next one is handled.
+//! No value that comes from a message can prevent its end from being recorded: whatever it contains, it is handled or
+//! dead-lettered once, and the next one is handled.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ database_suite!(
     g25_every_id_has_one_end,
 );
 
-/// Where a value stands in a message.
+/// Puts a value into a message.
 type Put = fn(&mut Delivery, &str);
 
 const COLUMNS: [(&str, Put); 6] = [
@@ -35,7 +35,7 @@ const COLUMNS: [(&str, Put); 6] = [
     }),
 ];
 
-/// What becomes of a message.
+/// How a message ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Handled,
@@ -88,7 +88,7 @@ struct Case {
     alter: Box<dyn Fn(&mut Delivery) + Send + Sync>,
 }
 
-/// Publishes the hostile messages and a sound one behind them, and sees to it that each has its one end. `error` is what the
+/// Publishes the hostile messages and a valid one after them, and asserts that each has its one end. `error` is what the
 /// handler fails with.
 async fn one_end_each<D: TestDatabase>(
     world: &World<EmbeddedMemory, D>,
@@ -169,7 +169,7 @@ async fn every_text<D: TestDatabase>(world: &World<EmbeddedMemory, D>) {
     for text in texts() {
         let mut cases = Vec::new();
         for (column, put) in COLUMNS {
-            // What a broker could never say is left out: none has an empty position.
+            // No broker has an empty position.
             if column == "position" && text.trim().is_empty() {
                 continue;
             }
@@ -184,7 +184,7 @@ async fn every_text<D: TestDatabase>(world: &World<EmbeddedMemory, D>) {
         }
         let error: &'static str = Box::leak(text.into_boxed_str());
         one_end_each(world, &mut inbox, error, cases).await;
-        // What is told of them is long.
+        // What is logged about them is long.
         world.database.exec("DELETE FROM inbox_dead_letters").await;
     }
 }
@@ -267,7 +267,7 @@ async fn g25_every_time_has_one_end<D: TestDatabase>() {
 /// PostgreSQL in an encoding that lacks most characters.
 #[cfg(feature = "postgres")]
 mod encodings {
-    use inbox_runtime::{Outcome, Reason};
+    use inbox_runtime::{DeadLetterReason, Outcome};
     use inbox_tests::PostgresDatabase;
 
     use super::*;
@@ -327,7 +327,7 @@ mod encodings {
         let mut inbox = world.inbox(&["billing"]).await;
         assert_eq!(inbox_tests::next(&mut inbox).await, Outcome::DeadLettered);
         let letter = world.letter("billing").await;
-        assert_eq!(letter.reason, Reason::Rejected);
+        assert_eq!(letter.reason, DeadLetterReason::Rejected);
         assert_eq!(letter.message_id.as_deref(), Some(r"order-\u{1f980}"));
         assert!(
             letter.error.contains("can't store the message's id"),
@@ -341,7 +341,7 @@ mod encodings {
         assert_eq!(world.letter("billing").await.id, letter.id);
     }
 
-    /// The claim of the message that follows is made in the commit of the one before it.
+    /// The claim of the prefetched message is made in the commit of the one before it.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn g25_an_id_that_can_not_be_stored_stops_nobody_in_a_running_inbox() {
         let world = latin1().await;

@@ -1,4 +1,4 @@
-//! Texts that aren't ours have a bound, in the tables and in the log.
+//! Texts that aren't ours are cut, in the tables and in the log.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,6 +1,7 @@
-//! Attempts and dead letters: whose they are, and that whatever a message says can be recorded.
+//! Attempts and dead letters: which message they belong to, and that whatever a message contains can be recorded.
 
 mod bad_input;
+mod calls;
 mod long_texts;
 mod positions;
 mod replays;

@@ -1,7 +1,7 @@
-//! A broker may give a position to another message, as after a topic was deleted and made anew: attempts and dead letters
-//! belong to the message.
+//! A broker may reuse a position, as after a topic was deleted and created again: attempts and dead letters belong to the
+//! message.
 
-use inbox_runtime::{DeadLetter, Message, Outcome, Reason};
+use inbox_runtime::{DeadLetter, DeadLetterReason, Message, Outcome};
 use inbox_tests::{Order, Step, TestBroker, TestDatabase, World, lean_suite, next};
 
 lean_suite!(
@@ -16,7 +16,7 @@ lean_suite!(
 
 const POSITION: &str = "order.created:0:0";
 
-/// A world whose broker gives every message the same position, and says of each that it may have been delivered before.
+/// A world whose broker gives every message the same position, and marks each as a possible redelivery.
 async fn world<B: TestBroker, D: TestDatabase>() -> World<B, D> {
     let world = World::<B, D>::new().await;
     world.flaky.alter(|delivery| {
@@ -26,7 +26,7 @@ async fn world<B: TestBroker, D: TestDatabase>() -> World<B, D> {
     world
 }
 
-/// A world in which `a` is a dead letter.
+/// A world in which `a` is dead-lettered.
 async fn dead<B: TestBroker, D: TestDatabase>() -> World<B, D> {
     let world = world::<B, D>().await;
     world.publish("a").await;
@@ -84,7 +84,7 @@ async fn g01_each_message_that_dies_at_a_position_has_a_letter_of_its_own<B: Tes
     assert_eq!(b.headers.get("source"), Some(&b"shop-b"[..]));
     assert_eq!(
         (c.reason, c.payload.as_deref()),
-        (Reason::Rejected, Some(&b"{ not JSON"[..]))
+        (DeadLetterReason::Rejected, Some(&b"{ not JSON"[..]))
     );
     for letter in [a, b, c] {
         assert_eq!(
@@ -134,7 +134,7 @@ async fn g01_another_message_at_a_position_has_all_its_attempts<B: TestBroker, D
 async fn g01_what_is_known_of_a_message_is_found_again<B: TestBroker, D: TestDatabase>() {
     let world = dead::<B, D>().await;
     world.probe.script(|_| Step::Ok);
-    // The same message comes again: its acknowledgement was lost.
+    // The same message is redelivered: its acknowledgement was lost.
     world.publish("a").await;
     let mut inbox = world.inbox(&["billing"]).await;
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);

@@ -1,4 +1,4 @@
-//! Replays: their leases, handlers that nobody has any more, and rows that were deleted by hand.
+//! Replays: their leases, handlers that no program has any more, and rows that were deleted by hand.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ async fn g08_a_replay_that_is_asked_for_while_it_runs_runs_once<B: TestBroker, D
         let nothing = other.process_one(Duration::from_millis(700)).await.expect("the broker");
         assert_eq!((nothing, world.probe.total()), (None, 1), "{group}");
         gate.add_permits(10);
-        // Under at_most_once the letter is gone before its handler runs.
+        // Under at_most_once the letter is deleted before its handler runs.
         let there = again.await.expect("no panic").expect("marked");
         assert!(!there || group != "at-most-once", "{group}");
         eventually("the letter is gone", async || world.letters(group).await.is_empty()).await;
@@ -63,7 +63,7 @@ async fn g08_a_replay_that_is_asked_for_while_it_runs_runs_once<B: TestBroker, D
     }
 }
 
-/// From now on somebody else takes each letter as soon as it was taken, as if its lease had run out at once.
+/// From now on each letter is leased by somebody else right after it was leased, as if the lease had expired at once.
 async fn pass_on<B: TestBroker, D: TestDatabase>(world: &World<B, D>) {
     let sql = match D::HANDLERS {
         "postgres" => {
@@ -174,7 +174,7 @@ async fn g33_a_replay_by_a_handler_that_nobody_has_is_named<B: TestBroker, D: Te
     handle.join().await.expect("stopped");
 }
 
-/// What `replay` says of rows that are deleted by hand.
+/// What the documentation of `replay` says about rows that are deleted by hand.
 async fn g17_a_replay_is_a_duplicate_as_long_as_the_row_is_there<B: TestBroker, D: TestDatabase>() {
     for (row_is_there, outcome, effects) in [(true, Outcome::Duplicate, 1), (false, Outcome::Processed, 2)] {
         let (world, id) = dead::<B, D>("billing").await;

@@ -1,9 +1,9 @@
-//! A disk that is full, and a file that goes away: nobody's fault, so nothing is dead-lettered and nothing acknowledged.
+//! A disk that is full, and a file that is deleted: no message's fault, so nothing is dead-lettered and nothing acknowledged.
 
 use std::{fs, path::PathBuf};
 
 use inbox_runtime::{
-    InboxHandle, Outcome, Reason, migrate,
+    DeadLetterReason, InboxHandle, Outcome, migrate,
     sqlx::{
         AssertSqlSafe, SqlitePool, query, raw_sql,
         sqlite::{SqliteConnectOptions, SqlitePoolOptions},
@@ -102,7 +102,7 @@ async fn g09_a_full_disk_is_waited_for() {
     }
 }
 
-/// There is room for everybody but for one: it stops nobody else.
+/// There is room for every message but one: it blocks no other.
 #[tokio::test]
 async fn g09_a_message_that_never_fits_is_dead_lettered() {
     let world = Here::new().await;
@@ -116,7 +116,7 @@ async fn g09_a_message_that_never_fits_is_dead_lettered() {
     let mut inbox = world.builder(&["billing"]).store(pool).build().await.expect("an inbox");
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
     let letter = world.letter("billing").await;
-    assert_eq!(letter.reason, Reason::BrokenTransaction);
+    assert_eq!(letter.reason, DeadLetterReason::BrokenTransaction);
     assert!(letter.error.contains("full disk"), "{}", letter.error);
     world.assert_untouched("billing", "m1").await;
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
@@ -139,14 +139,14 @@ async fn g09_a_message_that_never_fits_and_says_so_is_dead_lettered() {
     inbox.stop();
     let report = inbox.join().await.expect("stopped");
     assert_eq!((report.processed, report.dead_lettered), (1, 1), "{report}");
-    assert_eq!(world.letter("billing").await.reason, Reason::Exhausted);
+    assert_eq!(world.letter("billing").await.reason, DeadLetterReason::Exhausted);
     world.assert_untouched("billing", "m1").await;
     world.assert_done("billing", "m2").await;
 }
 
-/// What a look whether there is room writes is not there afterwards.
+/// The row that a probe writes is deleted afterwards.
 #[tokio::test]
-async fn g09_nothing_is_left_of_the_look_whether_there_is_room() {
+async fn g09_a_probe_leaves_nothing() {
     let world = Here::new().await;
     world.publish("m1").await;
     world.probe.script(|_| swallow("ROLLBACK", Step::Ok));
@@ -155,7 +155,7 @@ async fn g09_nothing_is_left_of_the_look_whether_there_is_room() {
     assert_eq!(world.database.number("SELECT count(*) FROM inbox_events").await, 0);
 }
 
-/// How a file goes away under a program.
+/// How a file is lost under a program.
 #[derive(Clone, Copy, Debug)]
 enum Loss {
     Deleted,
@@ -226,9 +226,9 @@ async fn g10_a_file_that_is_deleted_or_replaced_is_noticed() {
     }
 }
 
-/// While the handler runs, so that only the commit goes astray.
+/// While the handler runs, so that only the commit is lost.
 #[tokio::test]
-async fn g10_a_commit_to_a_file_that_is_gone_is_not_acknowledged() {
+async fn g10_a_commit_to_a_file_that_was_deleted_is_not_acknowledged() {
     for loss in LOSSES {
         let world = Here::new().await;
         world.publish("m1").await;
@@ -244,9 +244,9 @@ async fn g10_a_commit_to_a_file_that_is_gone_is_not_acknowledged() {
     }
 }
 
-/// A dead letter that is written to a file that is gone is no reason for an acknowledgement either.
+/// Nor is a message acknowledged whose dead letter was written to a deleted file.
 #[tokio::test]
-async fn g10_a_dead_letter_in_a_file_that_is_gone_is_not_acknowledged() {
+async fn g10_a_dead_letter_in_a_file_that_was_deleted_is_not_acknowledged() {
     for loss in LOSSES {
         let world = Here::new().await;
         world.publish("m1").await;
@@ -261,9 +261,9 @@ async fn g10_a_dead_letter_in_a_file_that_is_gone_is_not_acknowledged() {
     }
 }
 
-/// A connection that comes later makes another log, so that one is there: what is committed to the old one is lost all the same.
+/// A later connection creates another log, so that one exists: what is committed to the old one is lost all the same.
 #[tokio::test]
-async fn g10_a_log_that_was_made_anew_is_not_taken_for_the_old_one() {
+async fn g10_a_log_that_was_recreated_is_not_taken_for_the_old_one() {
     let world = Here::new().await;
     world.publish("m1").await;
     let gone = world.clone();

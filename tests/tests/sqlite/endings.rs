@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::TryStreamExt;
 use inbox_runtime::{
-    Meta, Outcome, Reason, inbox_handler,
+    DeadLetterReason, Meta, Outcome, inbox_handler,
     sqlx::{self, SqliteConnection},
 };
 use inbox_tests::{Order, Step, TestBroker, TestConnection, TestDatabase, next};
@@ -92,13 +92,13 @@ async fn run(sql: &'static str, group: &'static str, ending: &Step) -> (Here, Ou
     (world, outcome)
 }
 
-/// Nothing of it stays, and it is a dead letter that says what was done.
+/// Nothing of it stays, and its dead letter says what was done.
 async fn is_broken(sql: &'static str, text: &str) {
     for (group, ending, word) in endings() {
         let (world, outcome) = run(sql, group, &ending).await;
         assert_eq!(outcome, Outcome::DeadLettered, "{sql}, {ending:?}");
         let letter = world.letter(group).await;
-        assert_eq!(letter.reason, Reason::BrokenTransaction, "{sql}, {ending:?}");
+        assert_eq!(letter.reason, DeadLetterReason::BrokenTransaction, "{sql}, {ending:?}");
         assert!(letter.error.contains(text), "{sql}, {ending:?}: {}", letter.error);
         assert!(letter.error.contains(word), "{sql}, {ending:?}: {}", letter.error);
         world.assert_untouched(group, "m1").await;
@@ -106,7 +106,7 @@ async fn is_broken(sql: &'static str, text: &str) {
     }
 }
 
-/// What it leaves is none of the transaction's: it ends as if nothing had been done.
+/// It doesn't touch the transaction, which ends as if nothing had been done.
 async fn is_harmless(sql: &'static str) {
     for (group, ending, _) in endings() {
         let (world, outcome) = run(sql, group, &ending).await;
@@ -168,7 +168,7 @@ async fn g02_settings_that_hold_in_a_transaction() {
     is_harmless("PRAGMA journal_mode = DELETE").await;
 }
 
-/// What outlives a transaction is gone before the next message has the connection.
+/// What outlives a transaction is undone before the next message has the connection.
 #[tokio::test]
 async fn g06_settings_do_not_reach_the_next_message() {
     is_harmless("PRAGMA ignore_check_constraints = ON").await;
@@ -247,7 +247,7 @@ async fn g30_a_statement_that_never_ends_is_stopped() {
     }
 }
 
-/// One that has come to its end meanwhile is part of the transaction, as any other.
+/// One that has ended meanwhile is part of the transaction, as any other.
 #[tokio::test]
 async fn g30_a_statement_that_ends_in_time_is_waited_for() {
     let world = Here::new().await;
@@ -286,9 +286,9 @@ async fn g47_a_rollback_after_a_result_that_was_half_read() {
     world.database.exec("INSERT INTO effects VALUES ('own', 'write')").await;
 }
 
-/// A handler that is stopped in the midst of such a statement leaves nothing either.
+/// A handler that is dropped in the middle of such a statement leaves nothing either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g30_a_stop_in_the_midst_of_a_statement() {
+async fn g30_a_stop_in_the_middle_of_a_statement() {
     let world = Here::new().await;
     let gate = Arc::new(Semaphore::new(0));
     let waiting = gate.clone();

@@ -1,4 +1,4 @@
-//! Somebody else who has the write lock of the file, and what must not be held while a broker is waited for.
+//! A foreign connection that holds the write lock of the file, and what must not be held while a broker is waited for.
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ async fn g32_a_foreign_writer_is_waited_for_in_order() {
             health
                 .reasons
                 .iter()
-                .any(|reason| reason.contains("has had the write lock of") && reason.contains("app.db"))
+                .any(|reason| reason.contains("has held the write lock of") && reason.contains("app.db"))
         })
         .await;
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -162,7 +162,7 @@ async fn g31_an_acknowledgement_that_is_not_confirmed_stops_nobody_else() {
     first.join().await.expect("stopped");
 }
 
-/// The others on the same file get on.
+/// The other handlers on the same file go on.
 async fn beside(world: &Here, other: &inbox_runtime::InboxHandle) {
     for number in 1..=20 {
         world.publish(&format!("m{number}")).await;

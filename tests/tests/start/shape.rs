@@ -1,7 +1,7 @@
 //! Tables of the inbox in a SQLite file that are not as they must be: each is a start error that says what is wanted and what
 //! is there.
 
-use inbox_runtime::{Error, Migrate, migrate};
+use inbox_runtime::{Error, MigrateMode, migrate};
 use inbox_tests::{EmbeddedMemory, SqliteFile, TestDatabase, World, eventually, next};
 
 type Here = World<EmbeddedMemory, SqliteFile>;
@@ -79,7 +79,7 @@ async fn g44_types_collations_and_keys_are_checked() {
         ),
     ] {
         let world = changed(&sql).await;
-        for mode in [Migrate::Auto, Migrate::Check] {
+        for mode in [MigrateMode::Auto, MigrateMode::Check] {
             match world.builder(&["billing"]).migrate(mode).build().await {
                 Err(error @ Error::Migrate { .. }) => assert_says(&error.to_string(), parts),
                 other => panic!("{sql}: {other:?}"),
@@ -114,7 +114,7 @@ async fn g44_what_does_no_harm_is_taken() {
         events("consumer_group varchar(100) NOT NULL, message_id char(40) NOT NULL")
     );
     let world = changed(&rowid).await;
-    for mode in [Migrate::Auto, Migrate::Check] {
+    for mode in [MigrateMode::Auto, MigrateMode::Check] {
         world.publish(&format!("{mode:?}")).await;
         let inbox = world.builder(&["billing"]).migrate(mode).build().await;
         assert_eq!(

@@ -1,6 +1,6 @@
 //! The tables of the inbox at the start: made, looked for, or not ours.
 
-use inbox_runtime::{Error, Migrate, Outcome, migrate};
+use inbox_runtime::{Error, MigrateMode, Outcome, migrate};
 use inbox_tests::{Step, TestBroker, TestDatabase, World, lean_suite, next};
 
 lean_suite!(
@@ -11,7 +11,7 @@ lean_suite!(
     a_second_start_changes_nothing,
 );
 
-async fn error<B: TestBroker, D: TestDatabase>(world: &World<B, D>, mode: Migrate) -> String {
+async fn error<B: TestBroker, D: TestDatabase>(world: &World<B, D>, mode: MigrateMode) -> String {
     match world.builder(&["billing"]).migrate(mode).build().await {
         Err(error @ Error::Migrate { .. }) => error.to_string(),
         other => panic!("not an error of the tables: {other:?}"),
@@ -35,7 +35,7 @@ async fn a_table_of_another_library_is_an_error_that_says_so<B: TestBroker, D: T
         )
         .await;
     world.publish("m1").await;
-    for mode in [Migrate::Auto, Migrate::Check] {
+    for mode in [MigrateMode::Auto, MigrateMode::Check] {
         let text = error(&world, mode).await;
         assert_says(
             &text,
@@ -56,7 +56,7 @@ async fn a_table_of_another_library_is_an_error_that_says_so<B: TestBroker, D: T
 async fn missing_tables_are_an_error_where_they_may_only_be_looked_for<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     world.publish("m1").await;
-    let text = error(&world, Migrate::Check).await;
+    let text = error(&world, MigrateMode::Check).await;
     assert_says(
         &text,
         &[
@@ -71,7 +71,7 @@ async fn missing_tables_are_an_error_where_they_may_only_be_looked_for<B: TestBr
     );
 
     migrate(&world.database.pool()).await.expect("the tables");
-    let builder = world.builder(&["billing"]).migrate(Migrate::Check);
+    let builder = world.builder(&["billing"]).migrate(MigrateMode::Check);
     let mut inbox = builder.build().await.expect("an inbox");
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     world.assert_done("billing", "m1").await;
@@ -90,7 +90,7 @@ async fn the_rows_of_a_newer_version_are_tolerated<B: TestBroker, D: TestDatabas
         )
         .await;
     world.publish("m1").await;
-    for mode in [Migrate::Auto, Migrate::Check] {
+    for mode in [MigrateMode::Auto, MigrateMode::Check] {
         world
             .builder(&["billing"])
             .migrate(mode)
@@ -143,7 +143,7 @@ async fn the_tables_of_an_earlier_version_are_brought_up_to_date<B: TestBroker, 
     let world = World::<B, D>::new().await;
     migrate(&world.database.pool()).await.expect("the tables");
     first_version(&world.database).await;
-    let text = error(&world, Migrate::Check).await;
+    let text = error(&world, MigrateMode::Check).await;
     assert_says(
         &text,
         &[
@@ -169,7 +169,7 @@ async fn the_tables_of_an_earlier_version_are_brought_up_to_date<B: TestBroker, 
     drop(inbox);
     world
         .builder(&["billing"])
-        .migrate(Migrate::Check)
+        .migrate(MigrateMode::Check)
         .build()
         .await
         .expect("an inbox");

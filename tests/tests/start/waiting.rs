@@ -2,7 +2,7 @@
 
 use std::{process::Stdio, time::Duration};
 
-use inbox_runtime::{Embedded, Error, Inbox, InboxHandle, Migrate, migrate, sqlx::SqlitePool};
+use inbox_runtime::{Embedded, Error, Inbox, InboxHandle, MigrateMode, migrate, sqlx::SqlitePool};
 use inbox_tests::{
     SqliteFile, TestBroker, TestDatabase, World, ask, embedded_suite, eventually, process::WorkerCommand,
 };
@@ -35,7 +35,7 @@ fn assert_says(text: &str, parts: &[&str]) {
 async fn g76_without_its_tables_an_inbox_is_not_ready_and_says_what_to_run<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     world.publish("m1").await;
-    let builder = world.builder(&["billing"]).migrate(Migrate::Off);
+    let builder = world.builder(&["billing"]).migrate(MigrateMode::Off);
     let inbox = builder.http_addr(([127, 0, 0, 1], 0)).spawn().await.expect("an inbox");
     let why = waits(&inbox).await;
     assert_says(
@@ -72,7 +72,7 @@ async fn g76_without_its_tables_an_inbox_is_not_ready_and_says_what_to_run<B: Te
 async fn g39_a_stop_ends_the_wait<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     world.publish("m1").await;
-    let off = || world.builder(&["billing"]).migrate(Migrate::Off);
+    let off = || world.builder(&["billing"]).migrate(MigrateMode::Off);
     let inbox = off().spawn().await.expect("an inbox");
     waits(&inbox).await;
     let health = inbox.health_handle();
@@ -96,7 +96,7 @@ async fn g39_a_stop_ends_the_wait<B: TestBroker, D: TestDatabase>() {
 async fn g39_an_inbox_that_was_stopped_before_it_had_started_has_nothing_to_do<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     world.publish("m1").await;
-    let off = world.builder(&["billing"]).migrate(Migrate::Off);
+    let off = world.builder(&["billing"]).migrate(MigrateMode::Off);
     let stopped = off.shutdown(tokio::time::sleep(Duration::from_millis(50)));
     let mut inbox = stopped.build().await.expect("an inbox");
     assert_eq!(inbox.handlers().count(), 0);

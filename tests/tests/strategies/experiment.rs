@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{Outcome, Reason};
+use inbox_runtime::{DeadLetterReason, Outcome};
 use inbox_tests::{Step, TestBroker, TestDatabase, World, next, suite};
 
 use super::{AT_MOST_ONCE, EXACTLY_ONCE, ON_PERSIST, ON_SUCCESS};
@@ -85,7 +85,7 @@ async fn b13_on_persist_acknowledges_what_fails<B: TestBroker, D: TestDatabase>(
     };
     assert_eq!(row, acknowledged);
     let letter = world.letter(ON_PERSIST).await;
-    assert_eq!((letter.reason, letter.attempts), (Reason::Persisted, 1));
+    assert_eq!((letter.reason, letter.attempts), (DeadLetterReason::Persisted, 1));
     assert_eq!(letter.error, "the second half has a bug");
 }
 

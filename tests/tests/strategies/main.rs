@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use inbox_runtime::{AckStrategy, Handled, Outcome, Reason};
+use inbox_runtime::{AckStrategy, DeadLetterReason, Handled, Outcome};
 use inbox_tests::{Settled, Step, TestBroker, TestDatabase, World, eventually, next, suite};
 use tokio::sync::Semaphore;
 
@@ -173,7 +173,7 @@ async fn b16_on_persist_does_not_acknowledge_without_the_dead_letter<B: TestBrok
         .await;
     world.broker.pass(Duration::from_secs(1)).await;
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
-    assert_eq!(world.letter(ON_PERSIST).await.reason, Reason::Persisted);
+    assert_eq!(world.letter(ON_PERSIST).await.reason, DeadLetterReason::Persisted);
     assert!(world.settled(ON_PERSIST).await);
 }
 

@@ -156,11 +156,11 @@ fn table() -> Vec<Case> {
         case("dead-lettered", || End::DeadLettered, ["dead-letter, ack"; 4]),
         case("dead-lettered, redelivered", || End::DeadLettered,
             ["dead-letter, ack", "dead-letter, ack again", "dead-letter, ack again", "dead-letter, ack"]).with(redelivered),
-        case("dead letter failed", || dead_letter_failed(Reason::BrokenTransaction),
+        case("dead letter failed", || dead_letter_failed(DeadLetterReason::BrokenTransaction),
             [UNCOUNTED, UNCOUNTED, UNCOUNTED, DISCARD]),
-        case("dead letter failed, outage", || dead_letter_failed(Reason::Exhausted),
+        case("dead letter failed, outage", || dead_letter_failed(DeadLetterReason::Exhausted),
             [OUTAGE, OUTAGE, OUTAGE, DISCARD]).with(outage),
-        case("dead letter of a rejected message failed", || dead_letter_failed(Reason::Rejected), [UNCOUNTED; 4]),
+        case("dead letter of a rejected message failed", || dead_letter_failed(DeadLetterReason::Rejected), [UNCOUNTED; 4]),
         case("replay lease lost", || End::ReplayLeaseLost, ["lock, already acked"; 4]),
     ];
     table.extend(suspect("connection lost", || End::Tx(Tx::ConnectionLost(why()))));
@@ -183,7 +183,7 @@ fn suspect(name: &'static str, end: fn() -> End) -> [Case; 4] {
     ]
 }
 
-fn dead_letter_failed(reason: Reason) -> End {
+fn dead_letter_failed(reason: DeadLetterReason) -> End {
     End::DeadLetterFailed {
         reason,
         error: why(),

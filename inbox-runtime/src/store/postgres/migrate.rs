@@ -1,17 +1,16 @@
-//! The tables of the inbox in a PostgreSQL database: made in one transaction of ours, or looked for.
+//! Makes the inbox's tables in a PostgreSQL database in one transaction, or checks them.
 
 use sqlx::{Connection, PgConnection, PgPool, Row};
 
-use super::{begin_pooled, reach, shape};
+use super::{catalog, connect::ANSWER_WAIT, errors, pool::begin_pooled};
 use crate::store::{
-    Migrate, MigrateError,
-    migrate::{self, Schema},
-    shape::{Found, Kind, Table},
+    MigrateError, MigrateMode,
+    migrations::{self, Catalog},
+    schema::{ColumnKind, FoundTable, TableSpec},
     transaction::TxConnection,
 };
 
-/// Each with its name, in order.
-const MIGRATIONS: migrate::Migrations = &[
+const MIGRATIONS: migrations::Migrations = &[
     ("inbox", include_str!("../../../migrations/postgres/0001_inbox.sql")),
     (
         "dead letter key",
@@ -27,42 +26,42 @@ const MIGRATIONS: migrate::Migrations = &[
     ),
 ];
 
-/// The first version that has `xid8`.
+/// The first version that has `xid8`, as `server_version_num` has it.
 const OLDEST_SERVER: i32 = 130_000;
 
 /// Makes or checks the tables.
-pub(super) async fn migrate(pool: &PgPool, mode: Migrate) -> Result<(), MigrateError> {
-    let acquired = tokio::time::timeout(reach::ANSWER, pool.acquire()).await;
+pub(super) async fn migrate(pool: &PgPool, mode: MigrateMode) -> Result<(), MigrateError> {
+    let acquired = tokio::time::timeout(ANSWER_WAIT, pool.acquire()).await;
     let acquired = acquired.unwrap_or(Err(sqlx::Error::PoolTimedOut));
     let mut conn = TxConnection::new(acquired.map_err(failed)?);
     refuse_settings(&mut conn).await?;
-    if mode == Migrate::Off {
+    if mode == MigrateMode::Off {
         return Ok(());
     }
-    // There may be a transaction pooler, and if there is none, it is done once.
+    // A transaction pooler may stand before the server that isn't known yet.
     begin_pooled(&mut conn, "BEGIN").await.map_err(failed)?;
     let ready = make_or_check(&mut conn, mode).await;
-    // What was prepared by name must not stay behind on a connection that others use.
+    // Named prepared statements must not stay on a connection that others may use.
     if ready.is_ok() {
         conn.clear_cached_statements().await.map_err(failed)?;
     }
     match &ready {
         Ok(()) => conn.commit().await.map_err(failed)?,
-        // Closed, which rolls back: what keeps the session from writing (it was made while the database was read only) must not
-        // meet the next try.
+        // Closed, which rolls back: if the session can't write because it was opened while the database was read only, the next
+        // try needs another.
         Err(_) => return conn.close().await.map_err(failed).and(ready),
     }
     ready
 }
 
-async fn make_or_check(conn: &mut PgConnection, mode: Migrate) -> Result<(), MigrateError> {
-    if mode == Migrate::Auto && !migrate::is_current(conn, MIGRATIONS).await? {
+async fn make_or_check(conn: &mut PgConnection, mode: MigrateMode) -> Result<(), MigrateError> {
+    if mode == MigrateMode::Auto && !migrations::is_current(conn, MIGRATIONS).await? {
         make(conn).await?;
     }
-    migrate::check(conn, mode).await
+    migrations::check(conn, mode).await
 }
 
-/// What would break the guarantee, or every statement.
+/// Refuses what would break the guarantee, or every statement.
 async fn refuse_settings(conn: &mut PgConnection) -> Result<(), MigrateError> {
     let row = sqlx::raw_sql(
         "SELECT current_setting('server_version_num')::int, current_setting('synchronous_commit'), current_schema()",
@@ -98,32 +97,32 @@ async fn refuse_settings(conn: &mut PgConnection) -> Result<(), MigrateError> {
 
 async fn make(conn: &mut PgConnection) -> Result<(), MigrateError> {
     // One program at a time: `IF NOT EXISTS` fails when two make the same table at once. The lock ends with the
-    // transaction, so it holds behind a pooler too. The number is the inbox's own, taken at random.
+    // transaction, so it works behind a pooler too. The number is random, and the inbox's own.
     sqlx::query("SELECT pg_advisory_xact_lock(7300182549962142721)")
         .execute(&mut *conn)
         .await
         .map_err(failed)?;
-    migrate::make(conn, MIGRATIONS).await
+    migrations::apply(conn, MIGRATIONS).await
 }
 
-impl Schema for PgConnection {
-    async fn is_there(&mut self, table: &str) -> sqlx::Result<bool> {
-        Ok(!shape::columns(self, table).await?.is_empty())
+impl Catalog for PgConnection {
+    async fn table_exists(&mut self, table: &str) -> sqlx::Result<bool> {
+        Ok(!catalog::columns(self, table).await?.is_empty())
     }
 
-    async fn find(&mut self, table: &Table) -> sqlx::Result<Option<Found>> {
-        shape::find(self, table).await
+    async fn read_table(&mut self, table: &TableSpec) -> sqlx::Result<Option<FoundTable>> {
+        catalog::read_table(self, table).await
     }
 
-    fn types(kind: Kind) -> &'static [&'static str] {
-        shape::types(kind)
+    fn types(kind: ColumnKind) -> &'static [&'static str] {
+        catalog::types(kind)
     }
 
-    fn passes(error: &sqlx::Error) -> bool {
-        reach::passes(error)
+    fn is_transient(error: &sqlx::Error) -> bool {
+        errors::is_transient(error)
     }
 }
 
 fn failed(error: sqlx::Error) -> MigrateError {
-    migrate::failed::<PgConnection>(error)
+    migrations::failed::<PgConnection>(error)
 }

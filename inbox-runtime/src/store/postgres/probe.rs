@@ -1,16 +1,23 @@
-//! Whether the database can be used now, asked on a fresh connection of the pool.
+//! Whether the database can be used now, tried on a connection of the pool.
 
 use std::time::Duration;
 
-use super::{PostgresStore, claim::refuse_read_only, code, errors, statements::first};
+use sqlx::Row;
+
+use super::{
+    errors::{Meaning, Step, meaning, own_statement, store_error},
+    pool::PostgresStore,
+    setup::refuse_read_only,
+    simple_query::query_first,
+};
 use crate::store::StoreError;
 
 /// How long a probe may take: a server that doesn't answer can't be used.
 const PROBE_WAIT: Duration = Duration::from_secs(5);
 
-/// Writes an inbox row and rolls it back.
+/// Inserts an inbox row and rolls back.
 pub(super) async fn probe(store: &PostgresStore) -> Result<(), StoreError> {
-    tokio::time::timeout(PROBE_WAIT, write(store))
+    tokio::time::timeout(PROBE_WAIT, insert_and_roll_back(store))
         .await
         .unwrap_or_else(|_| {
             let wait = humantime::format_duration(PROBE_WAIT);
@@ -20,20 +27,19 @@ pub(super) async fn probe(store: &PostgresStore) -> Result<(), StoreError> {
         })
 }
 
-async fn write(store: &PostgresStore) -> Result<(), StoreError> {
-    let mut conn = store.acquire().await?;
-    conn.begin("BEGIN READ WRITE").await.map_err(errors::own)?;
+async fn insert_and_roll_back(store: &PostgresStore) -> Result<(), StoreError> {
+    let mut tx = store.begin_write().await?;
     let wait = store.settings.lock_wait.as_millis().max(1);
-    let events = store.shared.events();
-    // The group can be nobody's.
+    let claim_sql = store.claim_sql();
+    let events = &claim_sql.events;
+    // No group has that name.
     let sql = format!(
         "SET LOCAL lock_timeout = {wait}; INSERT INTO {events} (consumer_group, message_id, fingerprint) \
          VALUES (' ', pg_current_xact_id()::text, 0) RETURNING current_setting('default_transaction_read_only')"
     );
-    let written = first(&mut conn, sql).await;
-    let read_only: String = match written {
-        Ok(row) => sqlx::Row::try_get(&row, 0).map_err(errors::own)?,
-        Err(error) if code(&error).as_deref() == Some("55P03") => {
+    let read_only: String = match query_first(&mut tx.conn, sql).await {
+        Ok(row) => row.try_get(0).map_err(own_statement)?,
+        Err(error) if meaning(Step::Probe, &error) == Meaning::Locked => {
             let why = format!(
                 "another session has held a lock on the table {events} for more than {wait} ms (LOCK TABLE, ALTER TABLE, \
                  CREATE INDEX, VACUUM FULL)"
@@ -47,9 +53,9 @@ async fn write(store: &PostgresStore) -> Result<(), StoreError> {
             );
             return Err(StoreError::Unavailable(why.into()));
         }
-        Err(error) => return Err(errors::own(error)),
+        Err(error) => return Err(store_error(Step::Probe, error)),
     };
-    // Refused, the connection is closed: it would keep the setting that it was made with.
+    // After a refusal the connection is closed: it would keep the setting that it was opened with.
     refuse_read_only(&read_only)?;
-    conn.rollback().await.map_err(errors::own)
+    tx.end().await
 }

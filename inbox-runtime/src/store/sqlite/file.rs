@@ -1,5 +1,5 @@
-//! What all stores of this process on one SQLite file share: the queue before its write lock, how long somebody else has
-//! had that lock, and whether the file is still the one that was opened.
+//! What all pools of this process on one SQLite file share: the queue before its write lock, how long somebody else has held
+//! that lock, and whether the file is still the one that was opened.
 
 use std::{
     collections::HashMap,
@@ -16,23 +16,23 @@ use tokio::{
 
 use crate::store::StoreError;
 
-/// The right to write, which ends when it is dropped.
-pub(super) type Turn = OwnedMutexGuard<()>;
+/// The right to write, until it is dropped.
+pub(super) type WriteTurn = OwnedMutexGuard<()>;
 
 /// One file, for all pools of this process that write to it.
 #[derive(Debug)]
 pub(super) struct SharedFile {
     path: PathBuf,
-    /// SQLite has one writer; without a fair queue before it some workers would wait while others go again and again.
-    gate: Arc<AsyncMutex<()>>,
-    /// Since when the write lock could not be had, because a connection that isn't ours has it.
-    locked: watch::Sender<Option<Instant>>,
-    /// Which file it is, noted when it is first seen.
-    identity: OnceLock<Identity>,
+    /// SQLite has one writer; without a fair queue before it some workers would starve.
+    queue: Arc<AsyncMutex<()>>,
+    /// Since when a connection that isn't ours has held the write lock.
+    locked_since: watch::Sender<Option<Instant>>,
+    /// Which file it is, once it was seen.
+    identity: OnceLock<FileIdentity>,
 }
 
-/// What stays with a file whatever its name becomes: its device and its inode.
-type Identity = (u64, u64);
+/// The device and the inode, which a file keeps when it is renamed.
+type FileIdentity = (u64, u64);
 
 impl SharedFile {
     /// The one of that path.
@@ -45,8 +45,8 @@ impl SharedFile {
         }
         let file = Arc::new(Self {
             path: path.clone(),
-            gate: Arc::default(),
-            locked: watch::Sender::new(None),
+            queue: Arc::default(),
+            locked_since: watch::Sender::new(None),
             identity: OnceLock::new(),
         });
         let _ = file.check();
@@ -58,42 +58,43 @@ impl SharedFile {
         &self.path
     }
 
-    /// Waits for its turn to write. The error is that somebody else has the lock, so that the turn may be long in coming.
-    pub(super) async fn turn(&self) -> Result<Turn, StoreError> {
-        let mut locked = self.locked.subscribe();
+    /// Waits for the right to write. Fails as soon as somebody else holds the lock, since the wait may be long then.
+    pub(super) async fn turn(&self) -> Result<WriteTurn, StoreError> {
+        let mut locked_since = self.locked_since.subscribe();
         tokio::select! {
             biased;
-            turn = self.gate.clone().lock_owned() => Ok(turn),
+            turn = self.queue.clone().lock_owned() => Ok(turn),
             // The sender lives as long as `self`.
-            since = locked.wait_for(Option::is_some) => {
+            since = locked_since.wait_for(Option::is_some) => {
                 let since = since.ok().and_then(|since| *since);
-                Err(self.is_locked_since(since.unwrap_or_else(Instant::now)))
+                Err(self.locked_error(since.unwrap_or_else(Instant::now)))
             }
         }
     }
 
-    /// The write lock was had.
+    /// We got the write lock.
     pub(super) fn unlocked(&self) {
-        self.locked.send_if_modified(|locked| locked.take().is_some());
+        self.locked_since.send_if_modified(|locked| locked.take().is_some());
     }
 
-    /// Whether somebody else had the write lock when it was last asked for.
+    /// Whether somebody else held the write lock when it was last requested.
     pub(super) fn is_locked(&self) -> bool {
-        self.locked.borrow().is_some()
+        self.locked_since.borrow().is_some()
     }
 
-    /// Somebody else has had the write lock since `tried` at least.
+    /// Somebody else has held the write lock since `tried` at least.
     pub(super) fn locked(&self, tried: Instant) -> StoreError {
         let mut since = tried;
-        self.locked.send_modify(|locked| since = *locked.get_or_insert(tried));
-        self.is_locked_since(since)
+        self.locked_since
+            .send_modify(|locked| since = *locked.get_or_insert(tried));
+        self.locked_error(since)
     }
 
-    fn is_locked_since(&self, since: Instant) -> StoreError {
+    fn locked_error(&self, since: Instant) -> StoreError {
         let whole = Duration::from_secs(since.elapsed().as_secs().max(1));
         StoreError::Unavailable(
             format!(
-                "another process or connection has had the write lock of {} for {}; messages wait for it in their order. \
+                "another process or connection has held the write lock of {} for {}; messages wait for it in their order. \
                  SQLite has one writer at a time: end that transaction, and keep others short",
                 self.path.display(),
                 humantime::format_duration(whole),
@@ -102,12 +103,12 @@ impl SharedFile {
         )
     }
 
-    /// Whether the path still leads to the file that was opened: what is written to a file without a name is lost.
+    /// Whether the path still names the file that was opened: what is written to a deleted file is lost.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         let found = match fs::metadata(&self.path) {
             Ok(found) => Some(identity(&found)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            // That it can't be looked at is no proof; SQLite says itself what it can't do.
+            // That its metadata can't be read proves nothing; SQLite's own errors will tell.
             Err(_) => return Ok(()),
         };
         match (self.identity.get(), found) {
@@ -117,46 +118,45 @@ impl SharedFile {
             }
             (None, None) => Ok(()),
             (Some(opened), Some(found)) if *opened == found => Ok(()),
-            (Some(_), Some(_)) => Err(self.lost(&self.path, "was replaced")),
-            (Some(_), None) => Err(self.lost(&self.path, "was deleted or moved")),
+            (Some(_), Some(_)) => Err(lost(&self.path, "was replaced")),
+            (Some(_), None) => Err(lost(&self.path, "was deleted or moved")),
         }
     }
 
-    /// Whether the write-ahead log is there, which it is as long as a connection has the file open; and, where something
-    /// has just been `written`, whether there is something in it: not so in one that another connection made anew.
-    pub(super) fn check_log(&self, written: bool) -> Result<(), StoreError> {
+    /// Whether the write-ahead log exists, as it must while a connection has the file open; and, where something has just been
+    /// `written`, that it isn't empty, as one that another connection has created since would be.
+    pub(super) fn check_wal(&self, written: bool) -> Result<(), StoreError> {
         let mut log = self.path.clone().into_os_string();
         log.push("-wal");
         let log = PathBuf::from(log);
         match fs::metadata(&log) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(self.lost(&log, "was deleted or moved")),
-            Ok(found) if written && found.len() == 0 => Err(self.lost(&log, "was replaced")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(lost(&log, "was deleted or moved")),
+            Ok(found) if written && found.len() == 0 => Err(lost(&log, "was replaced")),
             _ => Ok(()),
         }
     }
+}
 
-    #[allow(clippy::unused_self, reason = "it is about this file")]
-    fn lost(&self, file: &Path, what: &str) -> StoreError {
-        StoreError::Unavailable(
-            format!(
-                "the SQLite file {} {what} while this program had it open, so that whatever is written would be lost; put \
-                 the file back or restart the program",
-                file.display()
-            )
-            .into(),
+fn lost(file: &Path, what: &str) -> StoreError {
+    StoreError::Unavailable(
+        format!(
+            "the SQLite file {} {what} while this program had it open, so that whatever is written would be lost; put the \
+             file back or restart the program",
+            file.display()
         )
-    }
+        .into(),
+    )
 }
 
 #[cfg(unix)]
-fn identity(found: &fs::Metadata) -> Identity {
+fn identity(found: &fs::Metadata) -> FileIdentity {
     use std::os::unix::fs::MetadataExt;
     (found.dev(), found.ino())
 }
 
 /// Elsewhere a file that is open can't be deleted or replaced.
 #[cfg(not(unix))]
-fn identity(_: &fs::Metadata) -> Identity {
+fn identity(_: &fs::Metadata) -> FileIdentity {
     (0, 0)
 }
 
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_the_one_that_was_seen_first() {
+    fn a_moved_or_replaced_file_is_detected() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("app.db");
         let file = SharedFile::of(path.clone());

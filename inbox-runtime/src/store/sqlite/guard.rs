@@ -1,4 +1,4 @@
-//! The hooks on a connection that tell who ends its transaction, and let nobody but the runtime commit it.
+//! Hooks on a connection that tell who ends its transaction, and let nobody but the runtime commit it.
 
 use std::sync::{
     Arc,
@@ -7,9 +7,9 @@ use std::sync::{
 
 use sqlx::SqliteConnection;
 
-/// Nothing is guarded: the connection is not ours.
+/// Nothing is guarded: the connection is the pool's.
 const OFF: u8 = 0;
-/// A transaction of ours is open; whoever ends it now is not us.
+/// Our transaction is open, and the handler has it.
 const ARMED: u8 = 1;
 /// We are ending it.
 const ENDING: u8 = 2;
@@ -17,30 +17,29 @@ const ENDING: u8 = 2;
 const COMMITTED: u8 = 3;
 /// Somebody else rolled it back.
 const ROLLED_BACK: u8 = 4;
-
-/// The handler is gone and we roll back: what still runs for it is stopped, and can't commit.
+/// The handler's future is dropped and we roll back: a statement that still runs is interrupted, and can't commit.
 const ABANDONED: u8 = 5;
-/// As it was stopped, SQLite rolled the transaction back.
-const STOPPED: u8 = 6;
+/// Interrupting that statement, SQLite rolled the transaction back.
+const INTERRUPTED: u8 = 6;
 
-/// After how many steps of SQLite's machine a statement looks whether it is still wanted: some ten times a millisecond.
+/// After how many virtual machine instructions a statement checks whether it is abandoned: some ten times a millisecond.
 const STEPS: i32 = 1_000;
 
-/// Watches one connection. While armed, every COMMIT is refused and every ROLLBACK is noticed, and since a statement
-/// outside a transaction commits by itself, nothing at all can be written once our transaction is gone.
+/// The hooks on one connection. While armed, every COMMIT is refused and every ROLLBACK is noticed, and since a statement
+/// outside a transaction commits by itself, nothing at all can be written once our transaction has ended.
 ///
-/// Dropped before [`disarm`](Self::disarm), it stops what still runs on the connection, which is then to be closed.
+/// Dropped before [`disarm`](Self::disarm), it interrupts what still runs on the connection, which is then to be closed.
 #[derive(Debug)]
 pub(super) struct Guard(Arc<AtomicU8>);
 
-/// What became of a transaction while a handler had it, as far as the hooks can tell.
+/// How a transaction ended while a handler had it, as far as the hooks can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     /// The handler ran COMMIT, which was refused.
     Committed,
     /// The handler rolled it back, or SQLite did, which the hook can't tell apart.
     RolledBack,
-    /// The handler has set a hook of its own, so that nothing more is known.
+    /// The handler has set a hook of its own, so that nothing is known.
     Unhooked,
 }
 
@@ -64,51 +63,51 @@ impl Ended {
 const OWNERS: usize = 4;
 
 impl Guard {
-    /// Installs the hooks, unarmed. What they replace is gone: a connection has one hook of each kind.
+    /// Installs the hooks, unarmed. They replace others: a connection has one hook of each kind.
     pub(super) async fn install(conn: &mut SqliteConnection) -> sqlx::Result<Self> {
         let state = Arc::new(AtomicU8::new(OFF));
         let mut handle = conn.lock_handle().await?;
         let on_commit = state.clone();
         handle.set_commit_hook(move || {
             let foreign = !matches!(on_commit.load(Ordering::SeqCst), OFF | ENDING);
-            note(&on_commit, ARMED, COMMITTED);
+            transition(&on_commit, ARMED, COMMITTED);
             !foreign
         });
         let on_rollback = state.clone();
         handle.set_rollback_hook(move || {
-            note(&on_rollback, ARMED, ROLLED_BACK);
-            note(&on_rollback, ABANDONED, STOPPED);
+            transition(&on_rollback, ARMED, ROLLED_BACK);
+            transition(&on_rollback, ABANDONED, INTERRUPTED);
         });
         let on_progress = state.clone();
         handle.set_progress_handler(STEPS, move || {
-            !matches!(on_progress.load(Ordering::SeqCst), ABANDONED | STOPPED)
+            !matches!(on_progress.load(Ordering::SeqCst), ABANDONED | INTERRUPTED)
         });
         Ok(Self(state))
     }
 
-    /// From now on the transaction is the handler's to use and ours to end.
+    /// From now on the handler has the transaction.
     pub(super) fn arm(&self) {
         self.0.store(ARMED, Ordering::SeqCst);
     }
 
-    /// From now on the transaction is ended by us, unless somebody else has done it: then the error says who.
-    pub(super) fn ending(&self) -> Result<(), Ended> {
-        self.leave_to(ENDING)
+    /// From now on we end the transaction, unless it has ended: then the error says how.
+    pub(super) fn begin_end(&self) -> Result<(), Ended> {
+        self.take_from_handler(ENDING)
     }
 
-    /// From now on nothing is wanted any more of what still runs on the connection; the rest as [`ending`](Self::ending).
-    pub(super) fn abandoning(&self) -> Result<(), Ended> {
-        self.leave_to(ABANDONED)
+    /// As [`begin_end`](Self::begin_end), and interrupts what still runs on the connection.
+    pub(super) fn begin_abandon(&self) -> Result<(), Ended> {
+        self.take_from_handler(ABANDONED)
     }
 
-    /// Nothing runs any more. Returns whether the transaction is still there to be rolled back.
-    pub(super) fn abandoned(&self) -> bool {
+    /// To be called when nothing runs any more. Returns whether the transaction is still open.
+    pub(super) fn end_abandon(&self) -> bool {
         self.0
             .compare_exchange(ABANDONED, ENDING, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok()
     }
 
-    fn leave_to(&self, next: u8) -> Result<(), Ended> {
+    fn take_from_handler(&self, next: u8) -> Result<(), Ended> {
         // sqlx drops a hook when another one takes its place.
         if Arc::strong_count(&self.0) < OWNERS {
             return Err(Ended::Unhooked);
@@ -120,7 +119,7 @@ impl Guard {
         }
     }
 
-    /// The connection is the pool's again.
+    /// From now on nothing is guarded.
     pub(super) fn disarm(&self) {
         self.0.store(OFF, Ordering::SeqCst);
     }
@@ -134,7 +133,7 @@ impl Drop for Guard {
     }
 }
 
-/// Notes who ended the transaction, unless somebody did before.
-fn note(state: &AtomicU8, before: u8, who: u8) {
-    let _ = state.compare_exchange(before, who, Ordering::SeqCst, Ordering::SeqCst);
+/// Changes the state, if it is still `from`.
+fn transition(state: &AtomicU8, from: u8, to: u8) {
+    let _ = state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
 }

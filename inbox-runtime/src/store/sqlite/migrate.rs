@@ -1,20 +1,19 @@
-//! The tables of the inbox in a SQLite file: made in one transaction of ours, or looked for.
+//! Makes the inbox's tables in a SQLite file in one transaction, or checks them.
 
 use std::time::Duration;
 
 use sqlx::{Row, SqliteConnection, SqlitePool};
 use tokio::time::Instant;
 
-use super::{is_busy, reach, shape};
+use super::{catalog, errors};
 use crate::store::{
-    Migrate, MigrateError,
-    migrate::{self, Schema},
-    shape::{Found, Kind, Table},
+    MigrateError, MigrateMode,
+    migrations::{self, Catalog},
+    schema::{ColumnKind, FoundTable, TableSpec},
     transaction::TxConnection,
 };
 
-/// Each with its name, in order.
-const MIGRATIONS: migrate::Migrations = &[
+const MIGRATIONS: migrations::Migrations = &[
     ("inbox", include_str!("../../../migrations/sqlite/0001_inbox.sql")),
     (
         "dead letter key",
@@ -27,18 +26,18 @@ const MIGRATIONS: migrate::Migrations = &[
 ];
 
 /// How long the start waits for other processes that start on the same file.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_RETRY_WAIT: Duration = Duration::from_secs(10);
 
 /// Makes or checks the tables.
-pub(super) async fn migrate(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateError> {
-    let deadline = Instant::now() + PATIENCE;
+pub(super) async fn migrate(pool: &SqlitePool, mode: MigrateMode) -> Result<(), MigrateError> {
+    let deadline = Instant::now() + LOCK_RETRY_WAIT;
     let mut pause = Duration::from_millis(2);
     loop {
         match migrate_once(pool, mode).await {
-            // SQLite doesn't wait where waiting could be a deadlock, as in the change to WAL, which several processes that
-            // start at once on a new file do get to.
+            // SQLite doesn't wait where waiting could be a deadlock, as in the change to WAL, which several processes that start
+            // at once on a new file run into.
             Err(MigrateError::Unavailable(error))
-                if error.downcast_ref().is_some_and(is_busy) && Instant::now() < deadline =>
+                if error.downcast_ref().is_some_and(errors::is_busy) && Instant::now() < deadline =>
             {
                 tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
                 pause = (pause * 2).min(Duration::from_millis(100));
@@ -48,21 +47,21 @@ pub(super) async fn migrate(pool: &SqlitePool, mode: Migrate) -> Result<(), Migr
     }
 }
 
-async fn migrate_once(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateError> {
+async fn migrate_once(pool: &SqlitePool, mode: MigrateMode) -> Result<(), MigrateError> {
     let mut conn = TxConnection::new(pool.acquire().await.map_err(failed)?);
     refuse_memory(&mut conn).await?;
     match mode {
-        Migrate::Off => return Ok(()),
-        Migrate::Check => {}
-        Migrate::Auto if migrate::is_current(&mut *conn, MIGRATIONS).await? => {}
-        Migrate::Auto => {
-            // Readers and the writer don't block one another in this mode, which stays with the file.
+        MigrateMode::Off => return Ok(()),
+        MigrateMode::Check => {}
+        MigrateMode::Auto if migrations::is_current(&mut *conn, MIGRATIONS).await? => {}
+        MigrateMode::Auto => {
+            // In this mode, which is stored in the file, readers and the writer don't block one another.
             sqlx::raw_sql("PRAGMA journal_mode = WAL")
                 .execute(&mut *conn)
                 .await
                 .map_err(failed)?;
             conn.begin("BEGIN IMMEDIATE").await.map_err(failed)?;
-            let made = migrate::make(&mut *conn, MIGRATIONS).await;
+            let made = migrations::apply(&mut *conn, MIGRATIONS).await;
             match &made {
                 Ok(()) => conn.commit().await.map_err(failed)?,
                 Err(_) => conn.rollback().await.map_err(failed)?,
@@ -70,10 +69,10 @@ async fn migrate_once(pool: &SqlitePool, mode: Migrate) -> Result<(), MigrateErr
             made?;
         }
     }
-    migrate::check(&mut *conn, mode).await
+    migrations::check(&mut *conn, mode).await
 }
 
-/// An in-memory database is gone when its last connection closes, and with it the knowledge of what was handled.
+/// An in-memory database vanishes with its last connection, and with it what was handled.
 async fn refuse_memory(conn: &mut SqliteConnection) -> Result<(), MigrateError> {
     let file: String = sqlx::query("SELECT file FROM pragma_database_list WHERE name = 'main'")
         .fetch_one(conn)
@@ -90,24 +89,24 @@ async fn refuse_memory(conn: &mut SqliteConnection) -> Result<(), MigrateError> 
     Ok(())
 }
 
-impl Schema for SqliteConnection {
-    async fn is_there(&mut self, table: &str) -> sqlx::Result<bool> {
-        Ok(!shape::columns(self, table).await?.is_empty())
+impl Catalog for SqliteConnection {
+    async fn table_exists(&mut self, table: &str) -> sqlx::Result<bool> {
+        Ok(!catalog::columns(self, table).await?.is_empty())
     }
 
-    async fn find(&mut self, table: &Table) -> sqlx::Result<Option<Found>> {
-        shape::find(self, table).await
+    async fn read_table(&mut self, table: &TableSpec) -> sqlx::Result<Option<FoundTable>> {
+        catalog::read_table(self, table).await
     }
 
-    fn types(kind: Kind) -> &'static [&'static str] {
-        shape::types(kind)
+    fn types(kind: ColumnKind) -> &'static [&'static str] {
+        catalog::types(kind)
     }
 
-    fn passes(error: &sqlx::Error) -> bool {
-        reach::passes(error)
+    fn is_transient(error: &sqlx::Error) -> bool {
+        errors::is_transient(error)
     }
 }
 
 fn failed(error: sqlx::Error) -> MigrateError {
-    migrate::failed::<SqliteConnection>(error)
+    migrations::failed::<SqliteConnection>(error)
 }

@@ -1,13 +1,13 @@
-//! The settings of a connection: those that the runtime needs while it has it, and whether a handler has changed others.
+//! The settings of a connection: what the runtime sets while it has it, and whether a handler has changed or left anything.
 
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, sqlite::SqliteRow};
 
 /// Every setting that outlives a transaction, can be changed inside one, and changes what statements do or whether others
-/// can work; and the databases that are attached, with `temp` among them once there was a temporary table.
+/// can work; and the attached databases, with `temp` among them once a temporary table was made.
 ///
-/// One statement, so that it is one round trip to the connection's thread. (A `PRAGMA` that is kept prepared answers what
-/// was true when it was prepared; these functions don't.)
-const LOOK: &str = "SELECT (SELECT synchronous FROM pragma_synchronous), (SELECT timeout FROM pragma_busy_timeout), \
+/// One statement, so that it is one round trip to the connection's thread. (A `PRAGMA` that stays prepared answers what was
+/// true when it was prepared; these functions don't.)
+const READ: &str = "SELECT (SELECT synchronous FROM pragma_synchronous), (SELECT timeout FROM pragma_busy_timeout), \
     (SELECT journal_mode FROM pragma_journal_mode), (SELECT query_only FROM pragma_query_only), \
     (SELECT locking_mode FROM pragma_locking_mode), (SELECT foreign_keys FROM pragma_foreign_keys), \
     (SELECT ignore_check_constraints FROM pragma_ignore_check_constraints), \
@@ -17,28 +17,28 @@ const LOOK: &str = "SELECT (SELECT synchronous FROM pragma_synchronous), (SELECT
     (SELECT max_page_count FROM pragma_max_page_count), 'a' LIKE 'A', \
     (SELECT group_concat(name || ' ' || file) FROM pragma_database_list)";
 
-/// Where the settings that are no numbers of ours begin in a row of [`LOOK`].
+/// Where the settings that the runtime doesn't set begin in a row of [`READ`].
 const OTHERS: usize = 2;
 
 /// `synchronous = FULL`: a commit is on the disk when it returns.
 const FULL: i64 = 2;
 
-/// How long the runtime waits for the file's write lock at most before it says that somebody else has it, in milliseconds.
-const LOCK_WAIT: i64 = 1_000;
+/// How long the runtime waits for the file's write lock before it reports that somebody else holds it, in milliseconds.
+const MAX_BUSY_TIMEOUT: i64 = 1_000;
 
-/// The settings that the connections of a pool have.
+/// The settings of the connections of a pool.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct PoolState {
+pub(super) struct ConnectionSettings {
     synchronous: i64,
     /// In milliseconds.
-    lock_wait: i64,
+    busy_timeout: i64,
     others: Vec<String>,
 }
 
-impl PoolState {
+impl ConnectionSettings {
     /// Those of a connection that the pool has just lent.
-    pub(super) async fn of(conn: &mut SqliteConnection) -> sqlx::Result<Self> {
-        let row = sqlx::query(LOOK).fetch_one(&mut *conn).await?;
+    pub(super) async fn read(conn: &mut SqliteConnection) -> sqlx::Result<Self> {
+        let row = sqlx::query(READ).fetch_one(&mut *conn).await?;
         let mut others: Vec<_> = (OTHERS..row.len())
             .map(|index| text(&row, index))
             .collect::<sqlx::Result<_>>()?;
@@ -52,45 +52,45 @@ impl PoolState {
         }
         Ok(Self {
             synchronous: row.try_get(0)?,
-            lock_wait: row.try_get(1)?,
+            busy_timeout: row.try_get(1)?,
             others,
         })
     }
 
-    /// What the runtime needs: what is acknowledged must survive a power failure, and a pool may have been set to less; and
-    /// no wait for the write lock may be so long that health has nothing to say about it.
+    /// `synchronous` and `busy_timeout` as the runtime needs them, whatever the pool has: what is acknowledged must survive a
+    /// power failure, and a wait for the write lock must not be so long that health can't report it.
     fn needed(&self) -> (i64, i64) {
-        (self.synchronous.max(FULL), self.lock_wait.min(LOCK_WAIT))
+        (self.synchronous.max(FULL), self.busy_timeout.min(MAX_BUSY_TIMEOUT))
     }
 
-    /// Makes the settings that the runtime needs.
-    pub(super) async fn prepare(&self, conn: &mut SqliteConnection) -> sqlx::Result<()> {
+    /// Sets what the runtime needs.
+    pub(super) async fn apply(&self, conn: &mut SqliteConnection) -> sqlx::Result<()> {
         set(conn, self.needed()).await
     }
 
-    /// Makes them again what they were.
+    /// Undoes [`apply`](Self::apply).
     pub(super) async fn restore(&self, conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        let own = (self.synchronous, self.lock_wait);
+        let own = (self.synchronous, self.busy_timeout);
         if own == self.needed() {
             return Ok(());
         }
         set(conn, own).await
     }
 
-    /// Whether a connection that was prepared is as it was then: no handler has changed or left anything.
-    pub(super) async fn is_kept_by(&self, conn: &mut SqliteConnection) -> sqlx::Result<bool> {
-        let now = Self::of(conn).await?;
-        Ok((now.synchronous, now.lock_wait) == self.needed() && now.others == self.others)
+    /// Whether the connection is as after [`apply`](Self::apply): no handler has changed or left anything.
+    pub(super) async fn are_unchanged(&self, conn: &mut SqliteConnection) -> sqlx::Result<bool> {
+        let now = Self::read(conn).await?;
+        Ok((now.synchronous, now.busy_timeout) == self.needed() && now.others == self.others)
     }
 
     /// Whether the file has a write-ahead log.
-    pub(super) fn has_log(&self) -> bool {
+    pub(super) fn has_wal(&self) -> bool {
         self.others.first().is_some_and(|mode| mode == "wal")
     }
 }
 
-async fn set(conn: &mut SqliteConnection, (synchronous, lock_wait): (i64, i64)) -> sqlx::Result<()> {
-    let settings = format!("PRAGMA synchronous = {synchronous}; PRAGMA busy_timeout = {lock_wait}");
+async fn set(conn: &mut SqliteConnection, (synchronous, busy_timeout): (i64, i64)) -> sqlx::Result<()> {
+    let settings = format!("PRAGMA synchronous = {synchronous}; PRAGMA busy_timeout = {busy_timeout}");
     sqlx::raw_sql(AssertSqlSafe(settings)).execute(conn).await?;
     Ok(())
 }
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whatever_a_handler_leaves_is_seen() {
+    async fn whatever_a_handler_leaves_is_detected() {
         let (_folder, options) = file();
         for left in [
             "PRAGMA query_only = ON",
@@ -137,39 +137,42 @@ mod tests {
             "ATTACH ':memory:' AS other",
         ] {
             let mut conn = SqliteConnection::connect_with(&options).await.expect("a connection");
-            let state = PoolState::of(&mut conn).await.expect("the settings");
-            state.prepare(&mut conn).await.expect("set");
+            let settings = ConnectionSettings::read(&mut conn).await.expect("the settings");
+            settings.apply(&mut conn).await.expect("set");
             exec(&mut conn, "BEGIN").await;
             assert!(
-                state.is_kept_by(&mut conn).await.expect("looked at"),
+                settings.are_unchanged(&mut conn).await.expect("read"),
                 "nothing was left"
             );
             exec(&mut conn, left).await;
-            assert!(!state.is_kept_by(&mut conn).await.expect("looked at"), "{left}");
+            assert!(!settings.are_unchanged(&mut conn).await.expect("read"), "{left}");
         }
     }
 
     #[tokio::test]
-    async fn the_settings_of_the_program_come_back() {
+    async fn the_settings_of_the_program_are_restored() {
         let (_folder, options) = file();
         let options = options
             .pragma("synchronous", "OFF")
             .busy_timeout(Duration::from_secs(60));
         let mut conn = SqliteConnection::connect_with(&options).await.expect("a connection");
         exec(&mut conn, "CREATE TEMP TABLE own (n)").await;
-        let state = PoolState::of(&mut conn).await.expect("the settings");
-        assert_eq!((state.synchronous, state.lock_wait), (0, 60_000));
-        state.prepare(&mut conn).await.expect("set");
-        let ours = PoolState::of(&mut conn).await.expect("the settings");
-        assert_eq!((ours.synchronous, ours.lock_wait), (FULL, LOCK_WAIT));
-        assert!(state.is_kept_by(&mut conn).await.expect("looked at"));
+        let settings = ConnectionSettings::read(&mut conn).await.expect("the settings");
+        assert_eq!((settings.synchronous, settings.busy_timeout), (0, 60_000));
+        settings.apply(&mut conn).await.expect("set");
+        let ours = ConnectionSettings::read(&mut conn).await.expect("the settings");
+        assert_eq!((ours.synchronous, ours.busy_timeout), (FULL, MAX_BUSY_TIMEOUT));
+        assert!(settings.are_unchanged(&mut conn).await.expect("read"));
         exec(&mut conn, "CREATE TEMP TABLE left_behind (n)").await;
         assert!(
-            !state.is_kept_by(&mut conn).await.expect("looked at"),
+            !settings.are_unchanged(&mut conn).await.expect("read"),
             "another temporary table"
         );
         exec(&mut conn, "DROP TABLE left_behind").await;
-        state.restore(&mut conn).await.expect("set back");
-        assert_eq!(PoolState::of(&mut conn).await.expect("the settings"), state);
+        settings.restore(&mut conn).await.expect("set back");
+        assert_eq!(
+            ConnectionSettings::read(&mut conn).await.expect("the settings"),
+            settings
+        );
     }
 }

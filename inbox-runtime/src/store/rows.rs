@@ -1,14 +1,14 @@
-//! The rows of the tables beside the inbox: attempts and dead letters.
+//! The rows of the tables for attempts and dead letters, as the runtime sees them.
 
 use std::{fmt, time::SystemTime};
 
 use bytes::Bytes;
 
-use super::Fingerprint;
+use super::claim::Fingerprint;
 use crate::delivery::Headers;
 
-/// Whose attempts are counted: one handler's on one message. The position alone doesn't tell: a broker may give it to
-/// another message, as after a topic was deleted and made anew.
+/// What attempts are counted by: one handler and one message. The position alone doesn't identify a message: a broker may
+/// reuse it, as after a topic was deleted and created again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttemptKey {
     /// The consumer group.
@@ -23,24 +23,24 @@ pub struct AttemptKey {
     pub fingerprint: Fingerprint,
 }
 
-/// What decides whether a message that was delivered before is tried again.
+/// What decides whether a message that was delivered before gets another attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttemptLimit {
-    /// How many attempts it may have; `None` for any number.
+    /// How many attempts it may have; `None` for unlimited.
     pub max: Option<u32>,
     /// Whether the inbox row of its id tells that it was handled.
     pub claims: bool,
-    /// Whether it is a dead letter that is replayed: then an attempt of which nothing is on record hasn't begun.
+    /// Whether it is the replay of a dead letter: then no row in `inbox_attempts` means that no attempt has begun.
     pub replay: bool,
 }
 
 /// What is known of a message that was delivered before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BeginAttempt {
-    /// Its last attempt came to an end, and so many are counted. It is noted that another one begins, which is counted when it
+    /// Its last attempt came to an end, and so many are counted. That another one begins is noted; it is counted when it
     /// has failed.
     Begun(u32),
-    /// An attempt may have begun that never came to an end, since the process died, by its fault or by another's.
+    /// An attempt may have begun and not come to an end, because the process died: by its fault or by another message's.
     Suspect,
     /// Its attempts are used up.
     Exhausted {
@@ -48,11 +48,11 @@ pub enum BeginAttempt {
         attempts: u32,
         /// The process died in the last one.
         unfinished: bool,
-        /// The error of the last one that left one.
+        /// The last error that is stored.
         error: Option<String>,
     },
-    /// It is a dead letter already, and only its acknowledgement was lost.
-    Buried,
+    /// It is dead-lettered, and only its acknowledgement was lost.
+    DeadLettered,
     /// Its group has handled a message of its id, with that fingerprint.
     Handled(Fingerprint),
 }
@@ -62,11 +62,11 @@ pub enum BeginAttempt {
 pub struct ReplayToken {
     /// The dead letter's number in the table.
     pub id: i64,
-    /// The how-many-th lease of it this is: what a later one says counts, and nothing that this one says any more.
+    /// The number of the lease, counted up for each dead letter. Calls with an earlier one than the row has do nothing.
     pub lease: i64,
 }
 
-/// Dead letters that are to be replayed by a handler that no running program has.
+/// Dead letters that are due for a replay by a handler that no running program has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stranded {
     /// Their group.
@@ -77,10 +77,10 @@ pub struct Stranded {
     pub letters: i64,
 }
 
-/// Why a message is a dead letter.
+/// Why a message was dead-lettered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Reason {
+pub enum DeadLetterReason {
     /// It has no usable id, or an extractor rejected it.
     Rejected,
     /// The handler refused it for good.
@@ -95,7 +95,7 @@ pub enum Reason {
     Persisted,
 }
 
-impl Reason {
+impl DeadLetterReason {
     /// Every reason.
     pub const ALL: [Self; 6] = [
         Self::Rejected,
@@ -120,7 +120,7 @@ impl Reason {
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for DeadLetterReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -129,7 +129,7 @@ impl fmt::Display for Reason {
 /// A dead letter to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewDeadLetter {
-    /// Whose it is.
+    /// The handler and the message.
     pub key: AttemptKey,
     /// The lease under which it was replayed, if it was.
     pub replay: Option<ReplayToken>,
@@ -143,20 +143,20 @@ pub struct NewDeadLetter {
     pub message_key: Option<Bytes>,
     /// When it was published, by the broker's clock.
     pub published_at: Option<SystemTime>,
-    /// Why it is here.
-    pub reason: Reason,
+    /// Why it was dead-lettered.
+    pub reason: DeadLetterReason,
     /// The whole chain of the error.
     pub error: String,
     /// How many attempts were made.
     pub attempts: u32,
 }
 
-/// Whether a dead letter waits for somebody or is on its way through the pipeline again.
+/// Whether a dead letter waits for an operator or is being replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeadLetterStatus {
-    /// It waits.
+    /// It waits for an operator.
     Dead,
-    /// It is to be replayed, or is being replayed.
+    /// A replay is requested or under way.
     Replaying,
 }
 
@@ -174,7 +174,7 @@ pub struct DeadLetter {
     pub subject: String,
     /// The message's id, if it has a usable one. Characters that the database can't store are escaped, as in `\u{20ac}`.
     pub message_id: Option<String>,
-    /// Where the broker kept it.
+    /// Its position in the broker.
     pub position: String,
     /// What tells it from another message with the same position and id.
     pub fingerprint: Fingerprint,
@@ -186,8 +186,8 @@ pub struct DeadLetter {
     pub message_key: Option<Bytes>,
     /// When it was published, by the broker's clock.
     pub published_at: Option<SystemTime>,
-    /// Why it is here.
-    pub reason: Reason,
+    /// Why it was dead-lettered.
+    pub reason: DeadLetterReason,
     /// The whole chain of the error, of which at most 8 KiB are kept.
     pub error: String,
     /// How many attempts were made.
@@ -196,8 +196,8 @@ pub struct DeadLetter {
     pub first_failed_at: SystemTime,
     /// When it was written, by the database's clock.
     pub dead_at: SystemTime,
-    /// Whether it waits or is being replayed.
+    /// Whether it waits for an operator or is being replayed.
     pub status: DeadLetterStatus,
-    /// Since when it is to be replayed, by the database's clock. Long ago: no running program has its handler.
+    /// When its replay was requested, by the database's clock. Long ago: no running program has its handler.
     pub replay_requested_at: Option<SystemTime>,
 }

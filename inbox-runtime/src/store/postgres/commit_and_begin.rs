@@ -1,71 +1,55 @@
-//! The end of a transaction in one simple query: reset, seal, commit, and the next message's claim behind it.
+//! The end of a transaction and the beginning of the next in one simple query: reset, seal, commit, begin, claim.
 //!
-//! A simple query takes no arguments, so what comes from a message stands in it as letters, digits and a few signs that mean
-//! nothing to a parser, or else as hexadecimal digits.
+//! A simple query has no arguments, so a text of a message's stands in it literally if it consists of letters, digits and a
+//! few harmless signs, and else in hexadecimal.
 
 use std::{fmt::Write, future::Future, time::Duration};
 
 use futures_util::TryStreamExt;
 use sqlx::{AssertSqlSafe, Either, PgConnection, Row};
 
-use super::statements::{BEGIN, claim_sql};
+use super::{
+    claim::{BEGIN, insert_sql},
+    errors::Step,
+    seal::RESET,
+};
 use crate::store::Claim;
 
-/// The message whose claim was made ahead.
-#[derive(Debug)]
-pub(super) struct Ahead {
-    group: String,
-    message_id: String,
-}
-
-impl Ahead {
-    pub(super) fn of(claim: &Claim<'_>) -> Self {
-        Self {
-            group: claim.group.to_owned(),
-            message_id: claim.message_id.to_owned(),
-        }
-    }
-
-    /// Whether this is that claim.
-    pub(super) fn is(&self, claim: Option<&Claim<'_>>) -> bool {
-        claim.is_some_and(|claim| claim.group == self.group && claim.message_id == self.message_id)
-    }
-}
-
-/// How many statements are done when the transaction is sealed, when it is committed, and when the next one has begun.
+/// How many statements have been answered when the transaction is sealed, when it is committed, and when the next has begun.
 const SEALED: usize = statements(RESET) + 1;
 const COMMITTED: usize = SEALED + 1;
 const BEGUN: usize = COMMITTED + 1;
 
-/// Which statement failed: only with it an error's code has a meaning.
+/// The step that failed: without it an error's code has no meaning.
 #[derive(Debug)]
 pub(super) enum CommitError {
-    /// The seal, or what stands before it: nothing is committed.
+    /// The seal, or what stands before it: nothing has been committed.
     Seal(sqlx::Error),
     /// The commit.
     Commit(sqlx::Error),
 }
 
 impl CommitError {
-    pub(super) fn into_inner(self) -> sqlx::Error {
+    pub(super) fn into_parts(self) -> (Step, sqlx::Error) {
         match self {
-            Self::Seal(error) | Self::Commit(error) => error,
+            Self::Seal(error) => (Step::Seal, error),
+            Self::Commit(error) => (Step::Commit, error),
         }
     }
 }
 
-/// What was answered to a commit that goes on to the next message.
+/// The answer to a commit that succeeded.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct CommitAnswer {
     /// The handler left something on the session that the seal can't undo.
     pub(super) dirty: bool,
-    pub(super) next: Begun,
+    pub(super) next: BeginResult,
 }
 
-/// What has become of the transaction behind the commit.
+/// How the beginning of the next transaction ended.
 #[derive(Debug)]
-pub(super) enum Begun {
-    /// None was asked for, or it is open and has claimed nothing because nothing was asked or because there is a row.
+pub(super) enum BeginResult {
+    /// None was requested; or it is open and has claimed nothing, because no claim was requested or the row exists.
     Unclaimed,
     /// It is open and has made the claim; this is its id.
     Claimed(String),
@@ -75,35 +59,36 @@ pub(super) enum Begun {
     Cancelled,
 }
 
-/// A commit, and what is to be begun behind it.
-pub(super) struct Request<'a> {
+/// A commit, and the beginning of the next transaction.
+pub(super) struct CommitRequest<'a> {
     pub(super) seal: &'a str,
     /// Whether the next transaction is begun.
     pub(super) begins: bool,
+    /// The claim of the next transaction.
     pub(super) claim: Option<&'a Claim<'a>>,
     /// The table of the inbox, as it stands in a statement.
     pub(super) events: &'a str,
-    /// Whether the session has prepared the claim; it has when this is done.
+    /// Whether the session has prepared the claim; set when it is prepared here.
     pub(super) prepared: &'a mut bool,
     /// How long the claim waits for another transaction.
     pub(super) wait: Duration,
 }
 
-/// Resets, seals, commits and begins the next transaction. One error is of the seal, the other of the commit; whatever comes
-/// behind them is no trouble of this transaction.
+/// Resets, seals, commits and begins the next transaction. The error is that of the seal or the commit; what fails after the
+/// commit doesn't concern this transaction.
 ///
-/// The server answers all statements together, so that a claim that waits for somebody holds back the answer to the commit.
-/// `cancel` is asked each time `wait` has passed: it cancels what runs only if that is behind the commit, and says whether it has.
+/// The server answers all statements together, so a claim that waits for a lock delays the answer to the commit. `cancel` is
+/// called each time `wait` has passed: it cancels what runs only if that comes after the commit, and returns whether it did.
 pub(super) async fn commit_and_begin<F: Future<Output = bool>>(
     conn: &mut PgConnection,
-    request: Request<'_>,
+    request: CommitRequest<'_>,
     cancel: impl Fn() -> F,
-) -> Result<Answer, CommitError> {
+) -> Result<CommitAnswer, CommitError> {
     let prepares = request.claim.is_some() && !*request.prepared;
-    // Zero would ask all the time.
+    // Zero would be a busy loop.
     let wait = request.wait.max(Duration::from_millis(1));
     let mut answers = sqlx::raw_sql(AssertSqlSafe(request.text())).fetch_many(conn);
-    let (mut done, mut sealed, mut xid, mut cancelled) = (0, None, None, false);
+    let (mut done, mut dirty, mut xid, mut cancelled) = (0, None, None, false);
     let next = loop {
         let answer = match tokio::time::timeout(wait, answers.try_next()).await {
             Ok(answer) => answer,
@@ -118,21 +103,21 @@ pub(super) async fn commit_and_begin<F: Future<Output = bool>>(
                 *request.prepared |= prepares && done == BEGUN + 1;
             }
             Ok(Some(Either::Right(row))) if done < SEALED => {
-                sealed = Some(row.try_get(0).map_err(CommitError::Seal)?);
+                dirty = Some(row.try_get(0).map_err(CommitError::Seal)?);
             }
             Ok(Some(Either::Right(row))) => xid = row.try_get(0).ok(),
             Err(error) if done < SEALED => return Err(CommitError::Seal(error)),
             Err(error) if done < COMMITTED => return Err(CommitError::Commit(error)),
-            Err(error) => break Begun::Failed(error),
-            Ok(None) if done >= COMMITTED => break xid.map_or(Begun::Unclaimed, Begun::Claimed),
-            // The end of the answer to something that the handler has left on the connection.
-            Ok(None) => break Begun::Unclaimed,
+            Err(error) => break BeginResult::Failed(error),
+            Ok(None) if done >= COMMITTED => break xid.map_or(BeginResult::Unclaimed, BeginResult::Claimed),
+            // The answer to a statement that the handler has left on the connection.
+            Ok(None) => break BeginResult::Unclaimed,
         }
     };
-    match sealed {
+    match dirty {
         Some(dirty) if done >= COMMITTED => {
-            let next = if cancelled { Begun::Cancelled } else { next };
-            Ok(Answer { dirty, next })
+            let next = if cancelled { BeginResult::Cancelled } else { next };
+            Ok(CommitAnswer { dirty, next })
         }
         _ => Err(CommitError::Seal(sqlx::Error::Protocol(
             "the answer belongs to a statement of the handler's".to_owned(),
@@ -140,7 +125,7 @@ pub(super) async fn commit_and_begin<F: Future<Output = bool>>(
     }
 }
 
-impl Request<'_> {
+impl CommitRequest<'_> {
     fn text(&self) -> String {
         let mut sql = String::with_capacity(512);
         sql.push_str(RESET);
@@ -156,7 +141,7 @@ impl Request<'_> {
             let _ = write!(
                 sql,
                 "; PREPARE inbox_claim (text, text, bigint) AS {}",
-                claim_sql(self.events)
+                insert_sql(self.events)
             );
         }
         sql.push_str("; EXECUTE inbox_claim (");
@@ -168,11 +153,7 @@ impl Request<'_> {
     }
 }
 
-/// What stands before a seal on a session that is the worker's own: what the handler has left on it (settings, cursors, channels)
-/// is undone in its own transaction. The seal sets again what is not the handler's.
-pub(super) const RESET: &str = "RESET ALL; CLOSE ALL; UNLISTEN *; ";
-
-/// How many statements stand in a text, each of which ends with a semicolon.
+/// How many statements a text has, each of which ends with a semicolon.
 const fn statements(sql: &str) -> usize {
     let (mut at, mut count) = (0, 0);
     while at < sql.len() {
@@ -182,7 +163,8 @@ const fn statements(sql: &str) -> usize {
     count
 }
 
-/// A text of a message's: as it is if nothing in it can mean anything to a parser, whatever the server's settings, else in digits.
+/// Appends a text of a message's: literally if nothing in it can mean anything to a parser, whatever the server's settings, else
+/// in hexadecimal.
 fn push_text(sql: &mut String, text: &str) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let plain = |c: u8| c.is_ascii_alphanumeric() || b"-_.:/~@+=, ".contains(&c);
@@ -206,13 +188,13 @@ mod tests {
     use crate::store::Fingerprint;
 
     #[test]
-    fn nothing_of_a_message_stands_in_the_text_that_a_parser_could_take_for_its_own() {
+    fn a_message_cannot_inject_sql() {
         let claim = Claim {
             group: "billing",
             message_id: "a'); DROP TABLE inbox_events; --\\\u{e9}",
             fingerprint: Fingerprint::from_i64(-7),
         };
-        let request = Request {
+        let request = CommitRequest {
             seal: "SELECT 1",
             begins: true,
             claim: Some(&claim),

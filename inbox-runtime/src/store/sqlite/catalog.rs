@@ -1,20 +1,20 @@
-//! What a table of the inbox is like in a SQLite file.
+//! Reads a table of the inbox from the catalog of a SQLite file.
 
 use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
 
-use crate::store::shape::{Found, FoundColumn, FoundKey, Kind, Table};
+use crate::store::schema::{ColumnKind, FoundColumn, FoundKey, FoundTable, TableSpec};
 
-/// What SQLite calls a way of keeping values: the affinity of a column, which follows from its declared type.
-pub(super) const fn types(kind: Kind) -> &'static [&'static str] {
+/// The affinities that a kind of column may have. A column's affinity follows from its declared type.
+pub(super) const fn types(kind: ColumnKind) -> &'static [&'static str] {
     match kind {
-        Kind::Key | Kind::Text => &["TEXT"],
-        Kind::Whole | Kind::Time | Kind::Flag => &["INTEGER"],
-        Kind::Bytes => &["BLOB"],
+        ColumnKind::Key | ColumnKind::Text => &["TEXT"],
+        ColumnKind::Integer | ColumnKind::Time | ColumnKind::Flag => &["INTEGER"],
+        ColumnKind::Bytes => &["BLOB"],
     }
 }
 
-/// The table of that name; `None` if there is none.
-pub(super) async fn find(conn: &mut SqliteConnection, table: &Table) -> sqlx::Result<Option<Found>> {
+/// The table of that name; `None` if it doesn't exist.
+pub(super) async fn read_table(conn: &mut SqliteConnection, table: &TableSpec) -> sqlx::Result<Option<FoundTable>> {
     let relation = sqlx::query(
         "SELECT type, sql FROM main.sqlite_schema WHERE name = $1 COLLATE NOCASE AND type IN ('table', 'view')",
     )
@@ -24,10 +24,10 @@ pub(super) async fn find(conn: &mut SqliteConnection, table: &Table) -> sqlx::Re
     let Some(relation) = relation else {
         return Ok(None);
     };
-    let mut found = Found {
+    let mut found = FoundTable {
         columns: columns(conn, table.name).await?,
         keys: keys(conn, table.name).await?,
-        ..Found::default()
+        ..FoundTable::default()
     };
     let (kind, sql): (String, String) = (relation.try_get(0)?, relation.try_get(1)?);
     if kind == "view" {
@@ -44,22 +44,21 @@ pub(super) async fn find(conn: &mut SqliteConnection, table: &Table) -> sqlx::Re
         let folding = found
             .keys
             .iter()
-            .find(|key| key.folds.is_some() && key.columns.contains(&column.name));
-        column.folds = folding.and_then(|key| key.folds.clone());
+            .find(|key| key.collation.is_some() && key.columns.contains(&column.name));
+        column.collation = folding.and_then(|key| key.collation.clone());
     }
-    let alias = alias(conn, table.name).await?;
-    if let Some(alias) = alias {
-        // A whole number that is the row's own: SQLite gives it, and it needs no index.
+    if let Some(alias) = rowid_alias(conn, table.name).await? {
+        // The rowid: SQLite assigns it, and it needs no index.
         for column in found.columns.iter_mut().filter(|column| column.name == alias) {
-            (column.not_null, column.filled) = (true, true);
+            (column.not_null, column.has_default) = (true, true);
         }
         found.keys.insert(
             0,
             FoundKey {
                 name: "PRIMARY KEY".to_owned(),
                 columns: vec![alias],
-                whole: true,
-                folds: None,
+                complete: true,
+                collation: None,
             },
         );
     }
@@ -69,13 +68,13 @@ pub(super) async fn find(conn: &mut SqliteConnection, table: &Table) -> sqlx::Re
     .bind(table.name)
     .fetch_all(conn)
     .await?;
-    found.doubts.extend(triggers.iter().map(|name: &String| {
+    found.warnings.extend(triggers.iter().map(|name: &String| {
         format!("the trigger `{name}` fires at the inbox's statements: it must let each row through as it is")
     }));
     Ok(Some(found))
 }
 
-/// The columns of a table; none if there is no such table.
+/// The columns of a table; none if it doesn't exist.
 pub(super) async fn columns(conn: &mut SqliteConnection, table: &str) -> sqlx::Result<Vec<FoundColumn>> {
     let rows = sqlx::query(
         "SELECT name, type, \"notnull\", dflt_value IS NOT NULL OR hidden <> 0 FROM pragma_table_xinfo($1)",
@@ -88,8 +87,8 @@ pub(super) async fn columns(conn: &mut SqliteConnection, table: &str) -> sqlx::R
             name: row.try_get(0)?,
             kind: affinity(&row.try_get::<String, _>(1)?).to_owned(),
             not_null: row.try_get(2)?,
-            filled: row.try_get(3)?,
-            folds: None,
+            has_default: row.try_get(3)?,
+            collation: None,
         })
     };
     rows.iter().map(column).collect()
@@ -112,8 +111,8 @@ fn affinity(declared: &str) -> &'static str {
     }
 }
 
-/// The column that is the row's own number, if one is.
-async fn alias(conn: &mut SqliteConnection, table: &str) -> sqlx::Result<Option<String>> {
+/// The column that is an alias of the rowid, if one is.
+async fn rowid_alias(conn: &mut SqliteConnection, table: &str) -> sqlx::Result<Option<String>> {
     let keys = sqlx::query("SELECT name, type FROM pragma_table_info($1) WHERE pk > 0")
         .bind(table)
         .fetch_all(&mut *conn)
@@ -142,7 +141,7 @@ async fn keys(conn: &mut SqliteConnection, table: &str) -> sqlx::Result<Vec<Foun
     for index in indexes {
         let mut key = FoundKey {
             name: index.try_get(0)?,
-            whole: !index.try_get::<bool, _>(1)?,
+            complete: !index.try_get::<bool, _>(1)?,
             ..FoundKey::default()
         };
         let sql: Option<String> =
@@ -163,7 +162,7 @@ async fn keys(conn: &mut SqliteConnection, table: &str) -> sqlx::Result<Vec<Foun
             }
             let collation: String = part.try_get(1)?;
             if !collation.eq_ignore_ascii_case("BINARY") {
-                key.folds = Some(collation);
+                key.collation = Some(collation);
             }
         }
         found.push(key);
@@ -171,8 +170,7 @@ async fn keys(conn: &mut SqliteConnection, table: &str) -> sqlx::Result<Vec<Foun
     Ok(found)
 }
 
-/// An expression of an index, of which SQLite tells nothing but the statement that made it: the one that the inbox uses, or
-/// another one.
+/// An expression of an index, of which SQLite keeps only the statement that made it: the one that the inbox uses, or another.
 fn expression(sql: &str) -> String {
     const OWN: &str = "coalesce(message_id, '')";
     let written: String = sql.to_ascii_lowercase().split_whitespace().collect();

@@ -1,32 +1,34 @@
-//! What of a message's texts and times a database can keep, and what is kept in place of the rest.
-//!
-//! Whatever a message says, the record of its failure must be possible: a text that a database's encoding lacks, one that is
-//! too long for an index, a time beyond the database's calendar.
+//! How a message's texts, times and headers are kept in columns, whatever a message contains: also a character that the
+//! database's encoding lacks, a text that is too long for an index, a time beyond the database's calendar.
 
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::rows::{AttemptKey, DeadLetterReason};
 use crate::{
+    delivery::Headers,
     excerpt::{excerpt, floor_char_boundary},
-    store::AttemptKey,
 };
 
 /// The longest name of a handler in a key, in bytes.
 const MAX_HANDLER: usize = 512;
-/// The longest position in a key, in bytes. Longer than a position that can be an id.
+/// The longest position in a key, in bytes. Longer than an id, for positions that contain one.
 const MAX_POSITION: usize = 768;
 /// The longest message id in a key, in bytes. With a group's 128 a key then fits into an entry of PostgreSQL's B-trees, of
 /// which none may be longer than 2704 bytes.
 const MAX_ID: usize = 640;
-/// The first and the last moment that are kept, in milliseconds since 1970: the years 1 and 9999, which every database has.
-const YEARS: (i64, i64) = (-62_135_596_800_000, 253_402_300_799_999);
+/// The first and the last time that can be kept, in milliseconds since 1970: the years 1 and 9999, which every database has.
+const TIME_RANGE: (i64, i64) = (-62_135_596_800_000, 253_402_300_799_999);
 /// The longest delay, in milliseconds: a hundred years.
-const LONGEST: i64 = 100 * 365 * 24 * 3600 * 1000;
+const MAX_DELAY: i64 = 100 * 365 * 24 * 3600 * 1000;
 
 /// The characters that a database can keep in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "SQLite has every character"))]
 pub(crate) enum Charset {
-    /// All but NUL, which no database is given.
+    /// All but NUL, which is never stored.
     Unicode,
     /// Those of ISO 8859-1.
     Latin1,
@@ -35,11 +37,11 @@ pub(crate) enum Charset {
 }
 
 impl Charset {
-    /// Of a database with that encoding, as PostgreSQL names it.
+    /// That of an encoding, as PostgreSQL names it.
     #[cfg(any(feature = "postgres", test))]
     pub(crate) fn of(encoding: &str) -> Self {
         match encoding {
-            // The second keeps whatever bytes it is given.
+            // SQL_ASCII keeps whatever bytes it is given.
             "UTF8" | "SQL_ASCII" => Self::Unicode,
             "LATIN1" => Self::Latin1,
             _ => Self::Ascii,
@@ -55,7 +57,7 @@ impl Charset {
             }
     }
 
-    /// Whether the text can be kept as it is.
+    /// Whether the text can be kept unchanged.
     pub(crate) fn has_all(self, text: &str) -> bool {
         text.chars().all(|character| self.has(character))
     }
@@ -79,11 +81,11 @@ impl Charset {
     /// The text of an error, at most 8 KiB long.
     pub(crate) fn error(self, text: &str) -> String {
         let storable = excerpt(self.storable(&excerpt(text.to_owned())));
-        // What says that it was cut may need escapes too.
+        // The note that it was cut may need escapes too.
         self.storable(&storable)
     }
 
-    /// The text for a key: where it is longer than `max`, its beginning and a hash of all of it.
+    /// The text for a key: where it is longer than `max` bytes, its beginning and a hash of all of it.
     fn key(self, text: &str, max: usize) -> String {
         let mut key = self.storable(text);
         if key.len() > max {
@@ -94,13 +96,13 @@ impl Charset {
         key
     }
 
-    /// A handler's name as the tables have it.
+    /// A handler's name as a key has it.
     pub(crate) fn handler(self, name: &str) -> String {
         self.key(name, MAX_HANDLER)
     }
 }
 
-/// A key as the tables have it.
+/// An [`AttemptKey`] as the tables have it.
 #[derive(Debug)]
 pub(crate) struct StoredKey {
     pub(crate) group: String,
@@ -122,27 +124,27 @@ impl StoredKey {
         }
     }
 
-    /// The id, empty where there is none: null equals nothing, so it can't be part of a primary key.
+    /// The id, empty where there is none: a primary key has no nulls.
     pub(crate) fn id(&self) -> &str {
         self.message_id.as_deref().unwrap_or_default()
     }
 }
 
-/// Whole milliseconds, for a statement's argument, at most a hundred years.
+/// Whole milliseconds, at most a hundred years.
 pub(crate) fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(LONGEST).min(LONGEST)
+    i64::try_from(duration.as_millis()).unwrap_or(MAX_DELAY).min(MAX_DELAY)
 }
 
-/// Milliseconds since 1970, as the tables keep times; what is before the year 1 or after 9999 becomes the nearest of these.
+/// Milliseconds since 1970; a time before the year 1 or after 9999 becomes the nearest of these.
 pub(crate) fn to_millis(time: SystemTime) -> i64 {
     let millis = match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(since) => i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
         Err(before) => i64::try_from(before.duration().as_millis()).map_or(i64::MIN, |millis| -millis),
     };
-    millis.clamp(YEARS.0, YEARS.1)
+    millis.clamp(TIME_RANGE.0, TIME_RANGE.1)
 }
 
-/// The time of a number of milliseconds since 1970; one that the clock can't show becomes 1970.
+/// The time of a number of milliseconds since 1970; 1970 where `SystemTime` can't hold it.
 pub(crate) fn from_millis(millis: i64) -> SystemTime {
     let distance = Duration::from_millis(millis.unsigned_abs());
     let time = if millis < 0 {
@@ -153,13 +155,59 @@ pub(crate) fn from_millis(millis: i64) -> SystemTime {
     time.unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
+/// A number of attempts as a table has it.
+pub(crate) fn attempts(number: i64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// The reason that a table names.
+pub(crate) fn reason(text: &str) -> sqlx::Result<DeadLetterReason> {
+    let found = DeadLetterReason::ALL.into_iter().find(|reason| reason.as_str() == text);
+    found.ok_or_else(|| sqlx::Error::Decode(format!("unknown reason {text}").into()))
+}
+
+/// A header's value in a dead letter: readable where it is text.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum HeaderValue {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+/// The headers as a dead letter has them: a JSON array of `[name, value]`, a value being text, an array of bytes where it
+/// isn't UTF-8, or null.
+pub(crate) fn write_headers(headers: &Headers) -> Vec<u8> {
+    let value = |value: &[u8]| match std::str::from_utf8(value) {
+        Ok(text) => HeaderValue::Text(text.to_owned()),
+        Err(_) => HeaderValue::Bytes(value.to_vec()),
+    };
+    let rows: Vec<_> = headers.iter().map(|(name, bytes)| (name, bytes.map(value))).collect();
+    // Strings, numbers and arrays of them can always be written.
+    serde_json::to_vec(&rows).unwrap_or_default()
+}
+
+/// The inverse of [`write_headers`].
+pub(crate) fn read_headers(bytes: &[u8]) -> sqlx::Result<Headers> {
+    let rows: Vec<(String, Option<HeaderValue>)> =
+        serde_json::from_slice(bytes).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    let mut headers = Headers::new();
+    for (name, value) in rows {
+        match value {
+            Some(HeaderValue::Text(text)) => headers.append(name, Bytes::from(text)),
+            Some(HeaderValue::Bytes(bytes)) => headers.append(name, Bytes::from(bytes)),
+            None => headers.append_null(name),
+        }
+    }
+    Ok(headers)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Fingerprint;
+    use crate::store::claim::Fingerprint;
 
     #[test]
-    fn g25_what_an_encoding_lacks_is_escaped() {
+    fn g25_a_character_that_the_encoding_lacks_is_escaped() {
         let text = "5 € für 東京 \0🦀";
         for (charset, expected) in [
             (Charset::Unicode, "5 € für 東京 \u{fffd}🦀"),
@@ -167,17 +215,13 @@ mod tests {
             (Charset::Ascii, r"5 \u{20ac} f\u{fc}r \u{6771}\u{4eac} \u{0}\u{1f980}"),
         ] {
             assert_eq!(charset.storable(text), expected);
-            assert_eq!(
-                charset.storable(expected),
-                expected,
-                "what is stored is stored as it is"
-            );
+            assert_eq!(charset.storable(expected), expected, "escaping is idempotent");
         }
         assert_eq!(Charset::of("EUC_JP"), Charset::Ascii);
     }
 
     #[test]
-    fn g25_a_key_fits_into_an_index_and_tells_long_texts_apart() {
+    fn g25_a_key_fits_into_an_index_and_distinguishes_long_texts() {
         let key = |text: &str| AttemptKey {
             group: "g".repeat(128),
             handler: text.to_owned(),
@@ -201,13 +245,13 @@ mod tests {
     #[test]
     fn g25_times_and_delays_stay_within_every_calendar() {
         let year = Duration::from_secs(365 * 24 * 3600);
-        assert_eq!(to_millis(SystemTime::UNIX_EPOCH + year * 298_000), YEARS.1);
-        assert_eq!(to_millis(SystemTime::UNIX_EPOCH - year * 298_000), YEARS.0);
+        assert_eq!(to_millis(SystemTime::UNIX_EPOCH + year * 298_000), TIME_RANGE.1);
+        assert_eq!(to_millis(SystemTime::UNIX_EPOCH - year * 298_000), TIME_RANGE.0);
         assert_eq!(
             from_millis(to_millis(SystemTime::UNIX_EPOCH + year)),
             SystemTime::UNIX_EPOCH + year
         );
-        assert_eq!(millis(Duration::MAX), LONGEST);
+        assert_eq!(millis(Duration::MAX), MAX_DELAY);
         assert_eq!(millis(Duration::from_secs(1)), 1_000);
     }
 }

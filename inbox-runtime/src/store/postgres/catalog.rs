@@ -1,26 +1,26 @@
-//! What a table of the inbox is like in a PostgreSQL database, as the server's catalog has it.
+//! Reads a table of the inbox from the catalog of a PostgreSQL database.
 
 use sqlx::{AssertSqlSafe, PgConnection, Row, postgres::PgRow};
 
-use crate::store::shape::{Found, FoundColumn, FoundKey, Kind, Table};
+use crate::store::schema::{ColumnKind, FoundColumn, FoundKey, FoundTable, TableSpec};
 
 /// Triggers that our own migrations make.
 const OWN_TRIGGERS: [&str; 1] = ["inbox_guard"];
 
-/// The types in which a kind of column may be kept, as `format_type` writes them.
-pub(super) const fn types(kind: Kind) -> &'static [&'static str] {
+/// The types that a kind of column may have, as `format_type` writes them.
+pub(super) const fn types(kind: ColumnKind) -> &'static [&'static str] {
     match kind {
-        Kind::Key | Kind::Text => &["text", "character varying"],
-        Kind::Whole => &["bigint"],
-        Kind::Bytes => &["bytea"],
-        Kind::Time => &["timestamp with time zone"],
-        Kind::Flag => &["boolean"],
+        ColumnKind::Key | ColumnKind::Text => &["text", "character varying"],
+        ColumnKind::Integer => &["bigint"],
+        ColumnKind::Bytes => &["bytea"],
+        ColumnKind::Time => &["timestamp with time zone"],
+        ColumnKind::Flag => &["boolean"],
     }
 }
 
-/// The table of that name in the schema in which the inbox's tables are; `None` if there is none. The catalog shows it to
-/// roles without any right to it too.
-pub(super) async fn find(conn: &mut PgConnection, table: &Table) -> sqlx::Result<Option<Found>> {
+/// The table of that name in the schema of the inbox's tables; `None` if it doesn't exist. The catalog shows it also to roles
+/// without any right to it.
+pub(super) async fn read_table(conn: &mut PgConnection, table: &TableSpec) -> sqlx::Result<Option<FoundTable>> {
     let relation = rows(
         conn,
         table.name,
@@ -31,18 +31,18 @@ pub(super) async fn find(conn: &mut PgConnection, table: &Table) -> sqlx::Result
     let Some(relation) = relation.first() else {
         return Ok(None);
     };
-    let mut found = Found {
+    let mut found = FoundTable {
         columns: columns(conn, table.name).await?,
         keys: keys(conn, table.name).await?,
-        ..Found::default()
+        ..FoundTable::default()
     };
-    kept(relation, &mut found.problems)?;
-    rights(conn, table, &mut found.problems).await?;
-    interference(conn, table.name, &mut found).await?;
+    check_relation(relation, &mut found.problems)?;
+    check_rights(conn, table, &mut found.problems).await?;
+    check_interference(conn, table.name, &mut found).await?;
     Ok(Some(found))
 }
 
-/// Runs a query with `$table` in it, which stands for the table's number. A simple query, for the sake of poolers.
+/// Runs a query in which `$table` stands for the table's OID. It is a simple query, for the sake of poolers.
 async fn rows(conn: &mut PgConnection, table: &str, sql: &str) -> sqlx::Result<Vec<PgRow>> {
     let oid = format!(
         "(SELECT oid FROM pg_class WHERE relname = '{table}' AND relkind NOT IN ('i', 'I', 'S', 'c', 't') \
@@ -53,7 +53,7 @@ async fn rows(conn: &mut PgConnection, table: &str, sql: &str) -> sqlx::Result<V
         .await
 }
 
-/// The columns of a table; none if there is no such table.
+/// The columns of a table; none if it doesn't exist.
 pub(super) async fn columns(conn: &mut PgConnection, table: &str) -> sqlx::Result<Vec<FoundColumn>> {
     let sql = "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), a.attnotnull, \
                a.atthasdef OR a.attidentity <> '', CASE WHEN NOT c.collisdeterministic THEN c.collname::text END \
@@ -64,15 +64,15 @@ pub(super) async fn columns(conn: &mut PgConnection, table: &str) -> sqlx::Resul
             name: row.try_get(0)?,
             kind: row.try_get(1)?,
             not_null: row.try_get(2)?,
-            filled: row.try_get(3)?,
-            folds: row.try_get(4)?,
+            has_default: row.try_get(3)?,
+            collation: row.try_get(4)?,
         })
     };
     rows(conn, table, sql).await?.iter().map(column).collect()
 }
 
-/// Whether it is a table that survives a crash, and that shows its rows.
-fn kept(relation: &PgRow, problems: &mut Vec<String>) -> sqlx::Result<()> {
+/// Whether it is a table that survives a crash and shows all its rows.
+fn check_relation(relation: &PgRow, problems: &mut Vec<String>) -> sqlx::Result<()> {
     let (kind, persistence): (String, String) = (relation.try_get(0)?, relation.try_get(1)?);
     let kind = match kind.as_str() {
         "r" | "p" => None,
@@ -118,24 +118,25 @@ async fn keys(conn: &mut PgConnection, table: &str) -> sqlx::Result<Vec<FoundKey
     let key = |row: &PgRow| {
         Ok(FoundKey {
             name: row.try_get(0)?,
-            whole: row.try_get(1)?,
+            complete: row.try_get(1)?,
             columns: row.try_get(2)?,
-            folds: row.try_get(3)?,
+            collation: row.try_get(3)?,
         })
     };
     rows(conn, table, sql).await?.iter().map(key).collect()
 }
 
-async fn rights(conn: &mut PgConnection, table: &Table, problems: &mut Vec<String>) -> sqlx::Result<()> {
-    let mut lacks = Vec::new();
+/// Whether the role may do what the runtime does.
+async fn check_rights(conn: &mut PgConnection, table: &TableSpec, problems: &mut Vec<String>) -> sqlx::Result<()> {
+    let mut lacking = Vec::new();
     for right in table.rights {
         let sql = format!("SELECT has_table_privilege($table, '{right}')");
         let rows = rows(conn, table.name, &sql).await?;
         if !rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<bool, _>(0)? {
-            lacks.push(*right);
+            lacking.push(*right);
         }
     }
-    // A number that a sequence gives by a default, which an identity doesn't need.
+    // The sequence of a default needs a right, that of an identity doesn't.
     let sequence = "SELECT s.relname::text FROM pg_depend d JOIN pg_class s ON s.oid = d.objid \
                     WHERE d.refobjid = $table AND d.deptype = 'a' AND CASE WHEN s.relkind = 'S' \
                     THEN NOT (has_sequence_privilege(s.oid, 'USAGE') OR has_sequence_privilege(s.oid, 'UPDATE')) \
@@ -146,20 +147,20 @@ async fn rights(conn: &mut PgConnection, table: &Table, problems: &mut Vec<Strin
             "wanted the right USAGE on its sequence `{name}`; this role has it not"
         ));
     }
-    if !lacks.is_empty() {
+    if !lacking.is_empty() {
         problems.push(format!(
             "wanted the rights {}; this role lacks {} (GRANT {} ON {} TO …)",
             table.rights.join(", "),
-            lacks.join(", "),
-            lacks.join(", "),
+            lacking.join(", "),
+            lacking.join(", "),
             table.name
         ));
     }
     Ok(())
 }
 
-/// Rules change what our statements do; triggers and constraints may, by what they say.
-async fn interference(conn: &mut PgConnection, table: &str, found: &mut Found) -> sqlx::Result<()> {
+/// Rules change what our statements do; triggers and constraints may.
+async fn check_interference(conn: &mut PgConnection, table: &str, found: &mut FoundTable) -> sqlx::Result<()> {
     let rules =
         "SELECT rulename::text FROM pg_rewrite WHERE ev_class = $table AND rulename <> '_RETURN' AND ev_enabled <> 'D'";
     for row in rows(conn, table, rules).await? {
@@ -172,7 +173,7 @@ async fn interference(conn: &mut PgConnection, table: &str, found: &mut Found) -
     for row in rows(conn, table, triggers).await? {
         let (name, when): (String, String) = (row.try_get(0)?, row.try_get(1)?);
         if !OWN_TRIGGERS.contains(&name.as_str()) {
-            found.doubts.push(format!(
+            found.warnings.push(format!(
                 "the trigger `{name}` fires {when} the inbox's statements: it must let each row through as it is"
             ));
         }
@@ -181,7 +182,7 @@ async fn interference(conn: &mut PgConnection, table: &str, found: &mut Found) -
                        WHERE k.conrelid = $table AND k.contype IN ('c', 'f') ORDER BY k.conname";
     for row in rows(conn, table, constraints).await? {
         let (name, definition): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-        found.doubts.push(format!(
+        found.warnings.push(format!(
             "the constraint `{name}` ({definition}) is not the inbox's: a row that it refuses is a message that can't be \
              handled"
         ));

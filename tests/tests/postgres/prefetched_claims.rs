@@ -1,4 +1,4 @@
-//! The next message's claim, which rides in the round trip of the commit before it.
+//! The claim of the prefetched message, which is made in the round trip of the commit before it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use tokio::{runtime::Handle, sync::Semaphore};
 
 use crate::{World, assert_all_done, publish, sessions, world_with};
 
-/// An inbox whose first message is being handled while the second is in its worker's hands.
+/// An inbox whose first message is being handled while the second is prefetched.
 struct InHand {
     gate: Arc<Semaphore>,
     inbox: InboxHandle,
@@ -36,7 +36,7 @@ impl InHand {
         Self::with(world, world.builder(&["billing"]), first, Step::Ok).await
     }
 
-    /// Lets the first go on, and waits until everything is settled.
+    /// Opens the gate, and waits until everything is settled.
     async fn settle(self, world: &World) -> Report {
         self.gate.add_permits(1);
         eventually("all is settled", || world.settled("billing")).await;
@@ -45,8 +45,8 @@ impl InHand {
     }
 }
 
-/// How many sessions hold a claim that was made ahead and wait for the message's turn.
-async fn claimed_ahead(world: &World) -> i64 {
+/// How many sessions hold a prefetched claim.
+async fn prefetched_claims(world: &World) -> i64 {
     world
         .database
         .number(
@@ -63,8 +63,8 @@ async fn the_next_message_is_claimed_before_the_one_before_it_is_acknowledged() 
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
     let (watched, at_ack) = (world.clone(), seen.clone());
     world.flaky.watch_acks(move || {
-        // Without an end of the turn: meanwhile the worker would go on.
-        let ahead = tokio::task::block_in_place(|| Handle::current().block_on(claimed_ahead(&watched)));
+        // Without an await: the worker would go on meanwhile.
+        let ahead = tokio::task::block_in_place(|| Handle::current().block_on(prefetched_claims(&watched)));
         at_ack.lock().expect("no panic").push(ahead);
         std::future::ready(())
     });
@@ -111,9 +111,9 @@ async fn a_next_message_that_is_a_copy_is_a_duplicate() {
     assert_all_done(&world, "billing", 2).await;
 }
 
-/// After some in a row the runtime looks before it claims.
+/// After some duplicates in a row the runtime looks for the row before it claims.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fresh_message_after_a_row_of_duplicates_is_handled() {
+async fn a_fresh_message_after_a_streak_of_duplicates_is_handled() {
     let world = World::new().await;
     for _ in 0..6 {
         publish(&world, 1).await;
@@ -140,7 +140,7 @@ async fn a_next_message_that_cannot_be_decoded_is_not_claimed() {
     world.assert_done("billing", "m2").await;
 }
 
-/// Whatever is wrong with the transaction that is committed, the next message is not touched by it.
+/// Whatever is wrong with the transaction that is committed, the next message is not affected.
 async fn after_a_failure(step: Step, letter: &str) {
     let world = World::new().await;
     publish(&world, 3).await;
@@ -154,19 +154,19 @@ async fn after_a_failure(step: Step, letter: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f01_a_swallowed_failure_with_a_next_message_in_hand() {
+async fn f01_a_swallowed_failure_with_a_prefetched_message() {
     let step = Step::Swallow("SELECT 1/0", Box::new(Step::Ok));
     after_a_failure(step, "its error was ignored").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn own_rollback_with_a_next_message_in_hand() {
+async fn own_rollback_with_a_prefetched_message() {
     let step = Step::Swallow("ROLLBACK", Box::new(Step::Ok));
     after_a_failure(step, "ended the transaction").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deferred_constraint_with_a_next_message_in_hand() {
+async fn a_deferred_constraint_with_a_prefetched_message() {
     let world = World::new().await;
     world
         .database
@@ -184,7 +184,7 @@ async fn a_deferred_constraint_with_a_next_message_in_hand() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_that_was_made_ahead_goes_with_the_message_that_is_given_back() {
+async fn a_prefetched_claim_is_dropped_with_a_message_that_is_released() {
     let world = World::new().await;
     publish(&world, 2).await;
     let running = InHand::of(&world, Step::Ok).await;
@@ -204,7 +204,7 @@ async fn a_claim_that_was_made_ahead_goes_with_the_message_that_is_given_back() 
     assert_all_done(&world, "billing", 2).await;
 }
 
-/// Ids are data, whatever the server takes a backslash for.
+/// Ids are data, however the server reads a backslash.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ids_that_look_like_sql_are_ids() {
     let ids = [
@@ -241,7 +241,7 @@ async fn the_handlers_own_lock_timeout_is_what_it_was() {
     assert_eq!((report.processed, report.failed), (3, 0), "{report}");
 }
 
-/// The runtime's own prepared statements are gone with the handler's: it does without, and no message is to blame.
+/// The runtime's own prepared statements are deallocated with the handler's: it goes on without, and no message is to blame.
 async fn deallocating(then: Step) -> Report {
     let world = World::new().await;
     publish(&world, 4).await;

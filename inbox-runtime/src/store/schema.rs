@@ -1,50 +1,50 @@
-//! What the inbox's tables must look like, on every database: the one list that the start checks go by.
+//! The tables as they must be on every database, and the comparison of a table that was found with that.
 
 /// A table of the inbox.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct TableSpec {
     pub(crate) name: &'static str,
-    /// What the runtime does to it, in the words of `GRANT`.
+    /// The rights that the runtime needs, in the words of `GRANT`.
     #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "SQLite has no rights"))]
     pub(crate) rights: &'static [&'static str],
     /// Sets of columns, or of expressions as in `coalesce(message_id, '')`, that are unique; the primary key first. Nothing
-    /// else may be unique: two rows that differ in these must both fit.
+    /// else may be unique, or rows of different messages would conflict.
     pub(crate) keys: &'static [&'static [&'static str]],
-    pub(crate) columns: &'static [Column],
+    pub(crate) columns: &'static [ColumnSpec],
 }
 
 /// A column of such a table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Column {
+pub(crate) struct ColumnSpec {
     pub(crate) name: &'static str,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ColumnKind,
     /// Whether it may be null.
     pub(crate) null: bool,
-    /// Whether the table fills it where the runtime's INSERT doesn't: by a default or an identity.
-    pub(crate) filled: bool,
+    /// Whether the table sets it where the runtime's INSERT doesn't: by a default or an identity.
+    pub(crate) has_default: bool,
 }
 
 /// What a column holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ColumnKind {
     /// Text that is part of a key: compared byte by byte.
     Key,
     Text,
-    /// A whole number of 64 bits.
-    Whole,
+    /// 64 bits.
+    Integer,
     Bytes,
     Time,
     /// True or false.
     Flag,
 }
 
-impl Column {
-    const fn new(name: &'static str, kind: Kind) -> Self {
+impl ColumnSpec {
+    const fn new(name: &'static str, kind: ColumnKind) -> Self {
         Self {
             name,
             kind,
             null: false,
-            filled: false,
+            has_default: false,
         }
     }
 
@@ -52,49 +52,52 @@ impl Column {
         Self { null: true, ..self }
     }
 
-    const fn filled(self) -> Self {
-        Self { filled: true, ..self }
+    const fn has_default(self) -> Self {
+        Self {
+            has_default: true,
+            ..self
+        }
     }
 }
 
-const fn key(name: &'static str) -> Column {
-    Column::new(name, Kind::Key)
+const fn key(name: &'static str) -> ColumnSpec {
+    ColumnSpec::new(name, ColumnKind::Key)
 }
 
-const fn text(name: &'static str) -> Column {
-    Column::new(name, Kind::Text)
+const fn text(name: &'static str) -> ColumnSpec {
+    ColumnSpec::new(name, ColumnKind::Text)
 }
 
-const fn whole(name: &'static str) -> Column {
-    Column::new(name, Kind::Whole)
+const fn integer(name: &'static str) -> ColumnSpec {
+    ColumnSpec::new(name, ColumnKind::Integer)
 }
 
-const fn bytes(name: &'static str) -> Column {
-    Column::new(name, Kind::Bytes)
+const fn bytes(name: &'static str) -> ColumnSpec {
+    ColumnSpec::new(name, ColumnKind::Bytes)
 }
 
-const fn time(name: &'static str) -> Column {
-    Column::new(name, Kind::Time)
+const fn time(name: &'static str) -> ColumnSpec {
+    ColumnSpec::new(name, ColumnKind::Time)
 }
 
-const fn flag(name: &'static str) -> Column {
-    Column::new(name, Kind::Flag)
+const fn flag(name: &'static str) -> ColumnSpec {
+    ColumnSpec::new(name, ColumnKind::Flag)
 }
 
 /// Every table of the inbox, as the last migration leaves it.
-pub(crate) const TABLES: &[Table] = &[
-    Table {
+pub(crate) const TABLES: &[TableSpec] = &[
+    TableSpec {
         name: "inbox_events",
         rights: &["SELECT", "INSERT"],
         keys: &[&["consumer_group", "message_id"]],
         columns: &[
             key("consumer_group"),
             key("message_id"),
-            whole("fingerprint"),
-            time("processed_at").filled(),
+            integer("fingerprint"),
+            time("processed_at").has_default(),
         ],
     },
-    Table {
+    TableSpec {
         name: "inbox_attempts",
         rights: &["SELECT", "INSERT", "UPDATE", "DELETE"],
         keys: &[&["consumer_group", "handler", "position", "message_id", "fingerprint"]],
@@ -102,16 +105,16 @@ pub(crate) const TABLES: &[Table] = &[
             key("consumer_group"),
             key("handler"),
             key("position"),
-            key("message_id").filled(),
-            whole("fingerprint").filled(),
-            whole("attempts"),
-            flag("unfinished").filled(),
-            time("first_at").filled(),
-            time("last_at").filled(),
+            key("message_id").has_default(),
+            integer("fingerprint").has_default(),
+            integer("attempts"),
+            flag("unfinished").has_default(),
+            time("first_at").has_default(),
+            time("last_at").has_default(),
             text("last_error").null(),
         ],
     },
-    Table {
+    TableSpec {
         name: "inbox_dead_letters",
         rights: &["SELECT", "INSERT", "UPDATE", "DELETE"],
         keys: &[
@@ -125,25 +128,25 @@ pub(crate) const TABLES: &[Table] = &[
             ],
         ],
         columns: &[
-            whole("id").filled(),
+            integer("id").has_default(),
             key("consumer_group"),
             key("handler"),
             key("position"),
             text("subject"),
             key("message_id").null(),
-            whole("fingerprint").filled(),
+            integer("fingerprint").has_default(),
             bytes("headers"),
             bytes("payload").null(),
             bytes("message_key").null(),
             time("published_at").null(),
             text("reason"),
             text("error"),
-            whole("attempts"),
+            integer("attempts"),
             time("first_failed_at"),
-            time("dead_at").filled(),
+            time("dead_at").has_default(),
             time("replay_at").null(),
-            whole("replay_lease").filled(),
-            flag("replay_taken").filled(),
+            integer("replay_lease").has_default(),
+            flag("replay_taken").has_default(),
             time("replay_requested_at").null(),
         ],
     },
@@ -156,22 +159,22 @@ pub(crate) struct FoundColumn {
     /// The type in the database's own words.
     pub(crate) kind: String,
     pub(crate) not_null: bool,
-    /// Whether the table fills it by itself.
-    pub(crate) filled: bool,
-    /// The collation, where it makes different texts equal.
-    pub(crate) folds: Option<String>,
+    /// By a default, an identity or as a generated column.
+    pub(crate) has_default: bool,
+    /// The collation, if different texts are equal by it.
+    pub(crate) collation: Option<String>,
 }
 
-/// A unique index, or what works like one, as it was found.
+/// A unique index or constraint as it was found.
 #[derive(Debug, Default)]
 pub(crate) struct FoundKey {
     pub(crate) name: String,
     /// Its columns, and its expressions in lower case, without types.
     pub(crate) columns: Vec<String>,
-    /// It holds for every row, and at once: what `ON CONFLICT` needs.
-    pub(crate) whole: bool,
-    /// The collation of it, where that makes different texts equal.
-    pub(crate) folds: Option<String>,
+    /// It holds for every row, and immediately: what `ON CONFLICT` needs.
+    pub(crate) complete: bool,
+    /// The collation, if different texts are equal by it.
+    pub(crate) collation: Option<String>,
 }
 
 impl FoundKey {
@@ -181,50 +184,54 @@ impl FoundKey {
             .all(|column| self.columns.iter().any(|own| own == column))
     }
 
-    fn is(&self, columns: &[&str]) -> bool {
-        self.whole && self.folds.is_none() && self.has_all(columns) && self.columns.len() == columns.len()
+    fn is_on(&self, columns: &[&str]) -> bool {
+        self.complete && self.collation.is_none() && self.has_all(columns) && self.columns.len() == columns.len()
     }
 
     fn describe(&self) -> String {
-        let folds = self.folds.as_ref().map(|name| format!(" collated by {name}"));
-        let part = if self.whole { "" } else { ", partial or deferred" };
+        let collated = self.collation.as_ref().map(|name| format!(" collated by {name}"));
+        let part = if self.complete { "" } else { ", partial or deferred" };
         format!(
             "`{}` ({}{}{part})",
             self.name,
             self.columns.join(", "),
-            folds.unwrap_or_default()
+            collated.unwrap_or_default()
         )
     }
 }
 
 /// A table as it was found.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct FoundTable {
     pub(crate) columns: Vec<FoundColumn>,
     pub(crate) keys: Vec<FoundKey>,
-    /// What is wrong with it that only this database has, each as in `it is UNLOGGED; wanted a logged table`.
+    /// Problems that only this database has, each as in `wanted a table; there is a view`.
     pub(crate) problems: Vec<String>,
-    /// What may be wrong with it.
-    pub(crate) doubts: Vec<String>,
+    /// What may be meant as it is.
+    pub(crate) warnings: Vec<String>,
 }
 
-impl Found {
-    /// The columns that aren't there.
-    pub(crate) fn lacks(&self, table: &Table) -> Vec<&'static str> {
-        let is_there = |column: &&Column| self.columns.iter().any(|found| found.name == column.name);
-        let missing = table.columns.iter().filter(|column| !is_there(column));
+impl FoundTable {
+    /// The columns that don't exist.
+    pub(crate) fn missing_columns(&self, table: &TableSpec) -> Vec<&'static str> {
+        let exists = |column: &&ColumnSpec| self.columns.iter().any(|found| found.name == column.name);
+        let missing = table.columns.iter().filter(|column| !exists(column));
         missing.map(|column| column.name).collect()
     }
 
-    /// Every difference from what is wanted but missing columns: each with what is wanted and what is there.
+    /// Every difference except missing columns: each with what is wanted and what was found.
     ///
-    /// `types` has the types in which a kind may be kept, the first of them as the migrations have it.
-    pub(crate) fn differences(&self, table: &Table, types: impl Fn(Kind) -> &'static [&'static str]) -> Vec<String> {
+    /// `types` are the types that a kind may have, the first as the migrations have it.
+    pub(crate) fn differences(
+        &self,
+        table: &TableSpec,
+        types: impl Fn(ColumnKind) -> &'static [&'static str],
+    ) -> Vec<String> {
         let mut problems = self.problems.clone();
         for found in &self.columns {
             match table.columns.iter().find(|column| column.name == found.name) {
-                Some(wanted) => column(wanted, found, types(wanted.kind), &mut problems),
-                None if found.not_null && !found.filled => problems.push(format!(
+                Some(wanted) => compare_column(wanted, found, types(wanted.kind), &mut problems),
+                None if found.not_null && !found.has_default => problems.push(format!(
                     "`{}` is a column that the inbox doesn't know and so can't fill: wanted none, or one that may be null or \
                      has a default; there is {} NOT NULL",
                     found.name, found.kind
@@ -233,7 +240,7 @@ impl Found {
             }
         }
         for (index, key) in table.keys.iter().enumerate() {
-            if self.keys.iter().any(|found| found.is(key)) {
+            if self.keys.iter().any(|found| found.is_on(key)) {
                 continue;
             }
             let wanted = if index == 0 { "PRIMARY KEY" } else { "UNIQUE" };
@@ -248,7 +255,7 @@ impl Found {
                 }
             ));
         }
-        let harmless = |found: &FoundKey| found.folds.is_none() && table.keys.iter().any(|key| found.has_all(key));
+        let harmless = |found: &FoundKey| found.collation.is_none() && table.keys.iter().any(|key| found.has_all(key));
         for found in self.keys.iter().filter(|found| !harmless(found)) {
             problems.push(format!(
                 "{} is unique, by which rows of different messages exclude one another: wanted no such index; drop it",
@@ -259,13 +266,14 @@ impl Found {
     }
 }
 
-fn column(wanted: &Column, found: &FoundColumn, types: &[&str], problems: &mut Vec<String>) {
+/// Appends what is wrong with a column.
+fn compare_column(wanted: &ColumnSpec, found: &FoundColumn, types: &[&str], problems: &mut Vec<String>) {
     let name = wanted.name;
     if !types.contains(&found.kind.as_str()) {
         problems.push(format!("`{name}`: wanted {}; there is {}", types[0], found.kind));
     }
-    if wanted.kind == Kind::Key
-        && let Some(collation) = &found.folds
+    if wanted.kind == ColumnKind::Key
+        && let Some(collation) = &found.collation
     {
         problems.push(format!(
             "`{name}`: wanted a collation that compares byte by byte; there is {collation}, by which different ids are equal"
@@ -276,7 +284,7 @@ fn column(wanted: &Column, found: &FoundColumn, types: &[&str], problems: &mut V
         (false, false) => problems.push(format!("`{name}`: wanted NOT NULL; there is a column that may be null")),
         _ => {}
     }
-    if wanted.filled && !found.filled {
+    if wanted.has_default && !found.has_default {
         problems.push(format!("`{name}`: wanted a default; there is none"));
     }
 }

@@ -1,0 +1,402 @@
+//! Dead letters in PostgreSQL. No statement is prepared by name: behind a transaction pooler that isn't known, the name may be
+//! somebody else's statement.
+
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use sqlx::{Row, postgres::PgRow};
+
+use super::{
+    attempts::{clear, end_attempt, keyed},
+    errors::{own_statement, unavailable},
+    pool::{OwnTx, PostgresStore},
+};
+use crate::{
+    failpoint::failpoint,
+    store::{
+        DeadLetter, DeadLetterStatus, DeadLetterStore, Fingerprint, NewDeadLetter, ReplayToken, StoreError, Stranded,
+        encoding::{Charset, StoredKey, attempts, from_millis, millis, read_headers, reason, to_millis, write_headers},
+    },
+};
+
+/// `$1` to `$5` are the key with `''` for no message id, `$6` is the message id or null.
+const INSERT: &str = "
+    INSERT INTO inbox_dead_letters (
+        consumer_group, handler, position, fingerprint, message_id, subject, headers, payload, reason, error, attempts,
+        message_key, published_at, first_failed_at
+    )
+    VALUES (
+        $1, $2, $3, $5, $6, $7, $8, $9, $10, $11, $12, $13, to_timestamp($14::float8 / 1000),
+        coalesce(
+            (
+                SELECT first_at FROM inbox_attempts
+                WHERE consumer_group = $1 AND handler = $2 AND position = $3 AND message_id = $4 AND fingerprint = $5
+            ),
+            clock_timestamp()
+        )
+    )
+    ON CONFLICT (consumer_group, handler, position, coalesce(message_id, ''), fingerprint) DO UPDATE SET
+        subject = excluded.subject, headers = excluded.headers, payload = excluded.payload,
+        message_key = excluded.message_key, published_at = excluded.published_at, reason = excluded.reason,
+        error = excluded.error, attempts = excluded.attempts, first_failed_at = excluded.first_failed_at,
+        replay_at = NULL, replay_taken = FALSE, replay_requested_at = NULL, dead_at = clock_timestamp()";
+
+const UPDATE_REPLAYED: &str = "
+    UPDATE inbox_dead_letters SET
+        reason = $3, error = $4, attempts = $5, replay_at = NULL, replay_taken = FALSE, replay_requested_at = NULL,
+        dead_at = clock_timestamp()
+    WHERE id = $1 AND replay_lease = $2";
+
+const FIND: &str = "
+    SELECT
+        id, consumer_group, handler, position, subject, message_id, fingerprint, headers, payload, message_key, reason,
+        error, attempts, replay_lease,
+        (extract(epoch FROM published_at) * 1000)::bigint AS published_at,
+        (extract(epoch FROM first_failed_at) * 1000)::bigint AS first_failed_at,
+        (extract(epoch FROM dead_at) * 1000)::bigint AS dead_at,
+        (extract(epoch FROM replay_requested_at) * 1000)::bigint AS replay_requested_at
+    FROM inbox_dead_letters WHERE id = $1";
+
+/// `$1` is the number after which the page begins, `$2` a group or null.
+const LIST: &str = "
+    SELECT
+        id, consumer_group, handler, position, subject, message_id, fingerprint, headers, payload, message_key, reason,
+        error, attempts, replay_lease,
+        (extract(epoch FROM published_at) * 1000)::bigint AS published_at,
+        (extract(epoch FROM first_failed_at) * 1000)::bigint AS first_failed_at,
+        (extract(epoch FROM dead_at) * 1000)::bigint AS dead_at,
+        (extract(epoch FROM replay_requested_at) * 1000)::bigint AS replay_requested_at
+    FROM inbox_dead_letters
+    WHERE id > $1 AND ($2 IS NULL OR consumer_group = $2)
+    ORDER BY id LIMIT $3";
+
+const DELETE: &str = "
+    DELETE FROM inbox_dead_letters WHERE id = $1
+    RETURNING consumer_group, handler, position, message_id, fingerprint";
+
+/// A replay that is under way keeps its lease.
+const REQUEST_REPLAY: &str = "
+    UPDATE inbox_dead_letters SET
+        replay_requested_at = coalesce(replay_requested_at, clock_timestamp()),
+        replay_at = CASE WHEN replay_taken AND replay_at > clock_timestamp() THEN replay_at ELSE clock_timestamp() END,
+        replay_taken = replay_taken AND coalesce(replay_at > clock_timestamp(), FALSE)
+    WHERE id = $1
+    RETURNING consumer_group, handler, position, message_id, fingerprint, replay_taken";
+
+const FIND_DUE: &str = "
+    SELECT id FROM inbox_dead_letters
+    WHERE consumer_group = $1 AND handler = $2 AND replay_at <= clock_timestamp() LIMIT 1";
+
+/// The condition stands twice: what another process has leased meanwhile must not be leased again.
+const LEASE_DUE: &str = "
+    UPDATE inbox_dead_letters SET
+        replay_lease = replay_lease + 1, replay_taken = TRUE,
+        replay_at = clock_timestamp() + $4 * interval '1 millisecond'
+    WHERE replay_at <= clock_timestamp() AND id IN (
+        SELECT id FROM inbox_dead_letters
+        WHERE consumer_group = $1 AND handler = $2 AND replay_at <= clock_timestamp()
+        ORDER BY id LIMIT $3
+    )
+    RETURNING
+        id, consumer_group, handler, position, subject, message_id, fingerprint, headers, payload, message_key, reason,
+        error, attempts, replay_lease,
+        (extract(epoch FROM published_at) * 1000)::bigint AS published_at,
+        (extract(epoch FROM first_failed_at) * 1000)::bigint AS first_failed_at,
+        (extract(epoch FROM dead_at) * 1000)::bigint AS dead_at,
+        (extract(epoch FROM replay_requested_at) * 1000)::bigint AS replay_requested_at";
+
+const POSTPONE_REPLAY: &str = "
+    UPDATE inbox_dead_letters SET
+        replay_taken = $4, replay_at = clock_timestamp() + $3 * interval '1 millisecond'
+    WHERE id = $1 AND replay_lease = $2 AND replay_at IS NOT NULL";
+
+const COMPLETE_REPLAY: &str = "
+    DELETE FROM inbox_dead_letters WHERE id = $1 AND replay_lease = $2 AND replay_at IS NOT NULL";
+
+/// `$1` is negative. While one of a handler's letters is leased, its others wait their turn and are not stranded.
+const FIND_STRANDED: &str = "
+    SELECT consumer_group, handler, count(*) AS letters FROM inbox_dead_letters AS due
+    WHERE replay_at < clock_timestamp() + $1 * interval '1 millisecond' AND NOT EXISTS (
+        SELECT 1 FROM inbox_dead_letters AS taken
+        WHERE taken.consumer_group = due.consumer_group AND taken.handler = due.handler
+            AND taken.replay_at >= clock_timestamp() AND taken.replay_taken
+    )
+    GROUP BY consumer_group, handler ORDER BY consumer_group, handler LIMIT 10";
+
+/// Writes a dead letter, or overwrites the one of that message. Returns how many rows were written.
+async fn insert(tx: &mut OwnTx, charset: Charset, key: &StoredKey, letter: &NewDeadLetter) -> Result<u64, StoreError> {
+    let done = keyed(INSERT, key)
+        .bind(key.message_id.as_deref())
+        .bind(charset.storable(&letter.subject))
+        .bind(write_headers(&letter.headers))
+        .bind(letter.payload.as_deref())
+        .bind(letter.reason.as_str())
+        .bind(charset.error(&letter.error))
+        .bind(i64::from(letter.attempts))
+        .bind(letter.message_key.as_deref())
+        .bind(letter.published_at.map(to_millis))
+        .execute(&mut *tx.conn)
+        .await
+        .map_err(own_statement)?;
+    Ok(done.rows_affected())
+}
+
+/// Writes what became of a replay to its letter, if the lease is still that one. Returns how many rows were written.
+async fn update_replayed(
+    tx: &mut OwnTx,
+    charset: Charset,
+    token: ReplayToken,
+    letter: &NewDeadLetter,
+) -> Result<u64, StoreError> {
+    let done = sqlx::query(UPDATE_REPLAYED)
+        .persistent(false)
+        .bind(token.id)
+        .bind(token.lease)
+        .bind(letter.reason.as_str())
+        .bind(charset.error(&letter.error))
+        .bind(i64::from(letter.attempts))
+        .execute(&mut *tx.conn)
+        .await
+        .map_err(own_statement)?;
+    Ok(done.rows_affected())
+}
+
+fn read_key(row: &PgRow) -> sqlx::Result<StoredKey> {
+    Ok(StoredKey {
+        group: row.try_get("consumer_group")?,
+        handler: row.try_get("handler")?,
+        position: row.try_get("position")?,
+        message_id: row.try_get("message_id")?,
+        fingerprint: row.try_get("fingerprint")?,
+    })
+}
+
+fn read_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {
+    let replay_requested_at = row.try_get::<Option<i64>, _>("replay_requested_at")?.map(from_millis);
+    Ok(DeadLetter {
+        id: row.try_get("id")?,
+        group: row.try_get("consumer_group")?,
+        handler: row.try_get("handler")?,
+        subject: row.try_get("subject")?,
+        message_id: row.try_get("message_id")?,
+        position: row.try_get("position")?,
+        fingerprint: Fingerprint::from_i64(row.try_get("fingerprint")?),
+        headers: read_headers(row.try_get("headers")?)?,
+        payload: row.try_get::<Option<Vec<u8>>, _>("payload")?.map(Into::into),
+        message_key: row.try_get::<Option<Vec<u8>>, _>("message_key")?.map(Into::into),
+        published_at: row.try_get::<Option<i64>, _>("published_at")?.map(from_millis),
+        reason: reason(row.try_get("reason")?)?,
+        error: row.try_get("error")?,
+        attempts: attempts(row.try_get("attempts")?),
+        first_failed_at: from_millis(row.try_get("first_failed_at")?),
+        dead_at: from_millis(row.try_get("dead_at")?),
+        status: match replay_requested_at {
+            Some(_) => DeadLetterStatus::Replaying,
+            None => DeadLetterStatus::Dead,
+        },
+        replay_requested_at,
+    })
+}
+
+fn read_leased(row: &PgRow) -> sqlx::Result<(DeadLetter, ReplayToken)> {
+    let letter = read_letter(row)?;
+    let token = ReplayToken {
+        id: letter.id,
+        lease: row.try_get("replay_lease")?,
+    };
+    Ok((letter, token))
+}
+
+fn read_stranded(row: &PgRow) -> sqlx::Result<Stranded> {
+    Ok(Stranded {
+        group: row.try_get("consumer_group")?,
+        handler: row.try_get("handler")?,
+        letters: row.try_get("letters")?,
+    })
+}
+
+/// Reads every row.
+fn read_all<T>(rows: &[PgRow], read: impl Fn(&PgRow) -> sqlx::Result<T>) -> Result<Vec<T>, StoreError> {
+    rows.iter().map(read).collect::<sqlx::Result<_>>().map_err(unavailable)
+}
+
+impl DeadLetterStore for PostgresStore {
+    fn write_dead_letter<'a>(&'a self, letter: &'a NewDeadLetter) -> BoxFuture<'a, Result<bool, StoreError>> {
+        Box::pin(async move {
+            let charset = self.charset().await?;
+            let key = StoredKey::new(charset, &letter.key);
+            let mut tx = self.begin_write().await?;
+            let written = match letter.replay {
+                None => insert(&mut tx, charset, &key, letter).await?,
+                Some(token) => update_replayed(&mut tx, charset, token, letter).await?,
+            };
+            end_attempt(&mut tx, &key).await?;
+            failpoint!("in_dead_letter");
+            tx.commit().await?;
+            Ok(written > 0)
+        })
+    }
+
+    fn dead_letter(&self, id: i64) -> BoxFuture<'_, Result<Option<DeadLetter>, StoreError>> {
+        Box::pin(async move {
+            let mut tx = self.begin_read().await?;
+            let row = sqlx::query(FIND)
+                .persistent(false)
+                .bind(id)
+                .fetch_optional(&mut *tx.conn)
+                .await
+                .map_err(own_statement)?;
+            tx.end().await?;
+            row.as_ref().map(read_letter).transpose().map_err(unavailable)
+        })
+    }
+
+    fn dead_letters<'a>(
+        &'a self,
+        group: Option<&'a str>,
+        after: i64,
+        limit: u32,
+    ) -> BoxFuture<'a, Result<Vec<DeadLetter>, StoreError>> {
+        Box::pin(async move {
+            let charset = self.charset().await?;
+            let mut tx = self.begin_read().await?;
+            let rows = sqlx::query(LIST)
+                .persistent(false)
+                .bind(after)
+                .bind(group.map(|group| charset.storable(group)))
+                .bind(i64::from(limit))
+                .fetch_all(&mut *tx.conn)
+                .await
+                .map_err(own_statement)?;
+            tx.end().await?;
+            read_all(&rows, read_letter)
+        })
+    }
+
+    fn delete_dead_letter(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move {
+            let mut tx = self.begin_write().await?;
+            let deleted = sqlx::query(DELETE)
+                .persistent(false)
+                .bind(id)
+                .fetch_optional(&mut *tx.conn)
+                .await
+                .map_err(own_statement)?;
+            if let Some(row) = &deleted {
+                clear(&mut tx, &read_key(row).map_err(unavailable)?).await?;
+            }
+            tx.commit().await?;
+            Ok(deleted.is_some())
+        })
+    }
+
+    fn request_replay(&self, id: i64) -> BoxFuture<'_, Result<Option<(String, String)>, StoreError>> {
+        Box::pin(async move {
+            let mut tx = self.begin_write().await?;
+            let found = sqlx::query(REQUEST_REPLAY)
+                .persistent(false)
+                .bind(id)
+                .fetch_optional(&mut *tx.conn)
+                .await
+                .map_err(own_statement)?;
+            let Some(row) = found else {
+                tx.commit().await?;
+                return Ok(None);
+            };
+            let key = read_key(&row).map_err(unavailable)?;
+            if !row.try_get::<bool, _>("replay_taken").map_err(unavailable)? {
+                clear(&mut tx, &key).await?;
+            }
+            tx.commit().await?;
+            Ok(Some((key.group, key.handler)))
+        })
+    }
+
+    fn lease_replays<'a>(
+        &'a self,
+        group: &'a str,
+        handler: &'a str,
+        max: usize,
+        lease: Duration,
+    ) -> BoxFuture<'a, Result<Vec<(DeadLetter, ReplayToken)>, StoreError>> {
+        Box::pin(async move {
+            let handler = self.charset().await?.handler(handler);
+            // A look first: it needs no lock, and mostly nothing is due.
+            let mut tx = self.begin_read().await?;
+            let due = sqlx::query(FIND_DUE)
+                .persistent(false)
+                .bind(group)
+                .bind(&handler)
+                .fetch_optional(&mut *tx.conn)
+                .await
+                .map_err(own_statement)?;
+            tx.end().await?;
+            if due.is_none() {
+                return Ok(Vec::new());
+            }
+            let mut tx = self.begin_write().await?;
+            let rows = sqlx::query(LEASE_DUE)
+                .persistent(false)
+                .bind(group)
+                .bind(&handler)
+                .bind(i64::try_from(max).unwrap_or(i64::MAX))
+                .bind(millis(lease))
+                .fetch_all(&mut *tx.conn)
+                .await
+                .map_err(own_statement)?;
+            tx.commit().await?;
+            read_all(&rows, read_leased)
+        })
+    }
+
+    fn postpone_replay(
+        &self,
+        token: ReplayToken,
+        taken: bool,
+        delay: Duration,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move {
+            let mut tx = self.begin_write().await?;
+            let done = sqlx::query(POSTPONE_REPLAY)
+                .persistent(false)
+                .bind(token.id)
+                .bind(token.lease)
+                .bind(millis(delay))
+                .bind(taken)
+                .execute(&mut *tx.conn)
+                .await
+                .map_err(own_statement)?;
+            tx.commit().await?;
+            Ok(done.rows_affected() > 0)
+        })
+    }
+
+    fn complete_replay(&self, token: ReplayToken) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move {
+            let mut tx = self.begin_write().await?;
+            let done = sqlx::query(COMPLETE_REPLAY)
+                .persistent(false)
+                .bind(token.id)
+                .bind(token.lease)
+                .execute(&mut *tx.conn)
+                .await
+                .map_err(own_statement)?;
+            tx.commit().await?;
+            Ok(done.rows_affected() > 0)
+        })
+    }
+
+    fn stranded_replays(&self, wait: Duration) -> BoxFuture<'_, Result<Vec<Stranded>, StoreError>> {
+        Box::pin(async move {
+            let mut tx = self.begin_read().await?;
+            let rows = sqlx::query(FIND_STRANDED)
+                .persistent(false)
+                .bind(-millis(wait))
+                .fetch_all(&mut *tx.conn)
+                .await
+                .map_err(own_statement)?;
+            tx.end().await?;
+            read_all(&rows, read_stranded)
+        })
+    }
+}
