@@ -24,7 +24,7 @@ async fn is_refused(url: &str, secret: &str) {
     assert!(matches!(problem, BrokerError::Invalid(_)), "{problem}");
     let problem = problem.to_string();
     assert!(
-        problem.contains("lets nobody in") && !problem.contains(secret),
+        problem.contains("rejects these credentials") && !problem.contains(secret),
         "{problem}"
     );
 }

@@ -1,51 +1,49 @@
-//! What a NATS server sends, read byte by byte: whatever a publisher has put into a header, it is a message like any other.
+//! Parses the NATS client protocol. Header blocks are not interpreted here, so no header makes a message unreadable.
 
 use bytes::{Buf, Bytes, BytesMut};
 use serde::Deserialize;
 
-/// The longest line without a payload that is waited for, in bytes. A server's `INFO` has the addresses of its cluster.
+/// The longest accepted control line, in bytes. `INFO` has the addresses of the whole cluster.
 const MAX_LINE: usize = 1 << 20;
 
-/// Up to which size a message is copied out of the buffer, in bytes.
+/// Messages up to this size, in bytes, are copied out of the read buffer.
 const MAX_COPIED: usize = 4096;
 
-/// One thing that a server says.
+/// One operation of the server.
 #[derive(Debug)]
-pub(super) enum Frame {
-    Info(Box<Info>),
+pub(super) enum ServerOp {
+    Info(Box<ServerInfo>),
     Ping,
     Pong,
-    /// Of no meaning here.
     Ok,
-    /// The server's own words.
+    /// The text of `-ERR`.
     Error(String),
-    /// A message for a subscription, by the subscription's number.
-    Message(u64, Incoming),
+    /// A message, with its subscription id (`sid`).
+    Message(u64, RawMessage),
 }
 
-/// What a server says about itself, as far as it is of use here.
+/// The fields of `INFO` that are used.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Info {
+pub(super) struct ServerInfo {
     pub(super) nonce: String,
     pub(super) tls_required: bool,
-    /// The other servers of the cluster, as `host:port`.
+    /// The servers of the cluster, as `host:port`.
     pub(super) connect_urls: Vec<String>,
 }
 
-/// A message as it came.
+/// A message as received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Incoming {
+pub(super) struct RawMessage {
     pub(super) subject: String,
     pub(super) reply: Option<String>,
-    /// The whole block, with its first line; empty if there is none.
+    /// The raw header block with its first line; empty if there is none.
     pub(super) headers: Bytes,
     pub(super) payload: Bytes,
 }
 
-/// Takes the next frame out of what has come; `None` when there is more to wait for. An error means that the two sides don't
-/// understand each other any more.
-pub(super) fn read(buffer: &mut BytesMut) -> Result<Option<Frame>, String> {
+/// Takes the next operation out of the buffer; `None` if it is incomplete. After an error the connection can't be used.
+pub(super) fn parse(buffer: &mut BytesMut) -> Result<Option<ServerOp>, String> {
     let Some(end) = buffer.iter().position(|byte| *byte == b'\n') else {
         return if buffer.len() > MAX_LINE {
             Err("the server sent a line without an end".to_owned())
@@ -53,38 +51,43 @@ pub(super) fn read(buffer: &mut BytesMut) -> Result<Option<Frame>, String> {
             Ok(None)
         };
     };
-    // A subject is whatever a publisher wrote.
+    // Subjects needn't be UTF-8.
     let line = String::from_utf8_lossy(buffer[..end].trim_ascii_end()).into_owned();
     let (verb, rest) = line.split_once([' ', '\t']).unwrap_or((&line, ""));
-    let frame = match verb.to_ascii_uppercase().as_str() {
-        "MSG" | "HMSG" => return message(buffer, end + 1, verb.len() == 4, rest),
+    let op = match verb.to_ascii_uppercase().as_str() {
+        "MSG" | "HMSG" => return parse_message(buffer, end + 1, verb.len() == 4, rest),
         "INFO" => {
             let info = serde_json::from_str(rest.trim());
-            Frame::Info(info.map_err(|error| format!("what the server says about itself can't be read: {error}"))?)
+            ServerOp::Info(info.map_err(|error| format!("the INFO of the server can't be parsed: {error}"))?)
         }
-        "PING" => Frame::Ping,
-        "PONG" => Frame::Pong,
-        "+OK" => Frame::Ok,
-        "-ERR" => Frame::Error(rest.trim().trim_matches('\'').to_owned()),
-        _ => return Err("the server sent something that is no NATS".to_owned()),
+        "PING" => ServerOp::Ping,
+        "PONG" => ServerOp::Pong,
+        "+OK" => ServerOp::Ok,
+        "-ERR" => ServerOp::Error(rest.trim().trim_matches('\'').to_owned()),
+        _ => return Err("the server sent an unknown operation; is it a NATS server?".to_owned()),
     };
     buffer.advance(end + 1);
-    Ok(Some(frame))
+    Ok(Some(op))
 }
 
-/// A message whose line has these words and ends at `start`.
-fn message(buffer: &mut BytesMut, start: usize, has_headers: bool, words: &str) -> Result<Option<Frame>, String> {
-    let wrong = || "the server sent a message whose line can't be read".to_owned();
-    let mut words: Vec<_> = words.split_ascii_whitespace().collect();
+/// A message whose control line has these arguments and ends at `start`.
+fn parse_message(
+    buffer: &mut BytesMut,
+    start: usize,
+    has_headers: bool,
+    arguments: &str,
+) -> Result<Option<ServerOp>, String> {
+    let wrong = || "the server sent a message whose control line can't be parsed".to_owned();
+    let mut arguments: Vec<_> = arguments.split_ascii_whitespace().collect();
     let mut number = || {
-        words
+        arguments
             .pop()
-            .and_then(|word| word.parse::<usize>().ok())
+            .and_then(|argument| argument.parse::<usize>().ok())
             .ok_or_else(wrong)
     };
     let total = number()?;
     let headers = if has_headers { number()? } else { 0 };
-    let (subject, sid, reply) = match words[..] {
+    let (subject, sid, reply) = match arguments[..] {
         [subject, sid] => (subject, sid, None),
         [subject, sid, reply] => (subject, sid, Some(reply.to_owned())),
         _ => return Err(wrong()),
@@ -100,7 +103,7 @@ fn message(buffer: &mut BytesMut, start: usize, has_headers: bool, words: &str) 
     }
     let subject = subject.to_owned();
     buffer.advance(start);
-    // A small message is copied, so that it doesn't keep the whole buffer that it came in.
+    // Copied, so that a small message doesn't keep the whole read buffer alive.
     let mut payload = if total <= MAX_COPIED {
         let copied = Bytes::copy_from_slice(&buffer[..total]);
         buffer.advance(total);
@@ -110,17 +113,17 @@ fn message(buffer: &mut BytesMut, start: usize, has_headers: bool, words: &str) 
     };
     let headers = payload.split_to(headers);
     buffer.advance(2);
-    let message = Incoming {
+    let message = RawMessage {
         subject,
         reply,
         headers,
         payload,
     };
-    Ok(Some(Frame::Message(sid, message)))
+    Ok(Some(ServerOp::Message(sid, message)))
 }
 
-impl Incoming {
-    /// What the server says about a request, as `(409, "Consumer Deleted")`; `None` if it says nothing of that kind.
+impl RawMessage {
+    /// The status of a pull request, as `(409, "Consumer Deleted")`; `None` for deliveries.
     pub(super) fn status(&self) -> Option<(u16, String)> {
         let line = self.headers.split(|byte| *byte == b'\n').next()?;
         let line = std::str::from_utf8(line).ok()?.trim();
@@ -136,36 +139,36 @@ mod tests {
 
     use super::*;
 
-    fn frames(bytes: &[u8]) -> Result<Vec<Frame>, String> {
+    fn parse_all(bytes: &[u8]) -> Result<Vec<ServerOp>, String> {
         let mut buffer = BytesMut::from(bytes);
         let mut all = Vec::new();
-        while let Some(frame) = read(&mut buffer)? {
-            all.push(frame);
+        while let Some(op) = parse(&mut buffer)? {
+            all.push(op);
         }
         Ok(all)
     }
 
-    fn only(bytes: &[u8]) -> Incoming {
-        match frames(bytes).expect("frames").pop() {
-            Some(Frame::Message(7, message)) => message,
+    fn only(bytes: &[u8]) -> RawMessage {
+        match parse_all(bytes).expect("operations").pop() {
+            Some(ServerOp::Message(7, message)) => message,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn each_frame_is_read() {
+    fn each_operation_is_parsed() {
         let info = b"INFO {\"nonce\":\"abc\",\"connect_urls\":[\"a:4222\"],\"port\":1}\r\nPING\r\nPONG\r\n+OK\r\n-ERR 'No'\r\n";
-        let read = frames(info).expect("frames");
-        assert!(matches!(&read[0], Frame::Info(info) if info.nonce == "abc" && info.connect_urls == ["a:4222"]));
-        assert!(matches!(read[1..4], [Frame::Ping, Frame::Pong, Frame::Ok]));
-        assert!(matches!(&read[4], Frame::Error(text) if text == "No"));
-        assert!(frames(b"GET / HTTP/1.1\r\n").is_err());
-        assert!(frames(b"MSG a 1 x\r\n").is_err());
-        assert!(frames(b"HMSG a 1 9 3\r\nabc\r\n").is_err());
+        let read = parse_all(info).expect("operations");
+        assert!(matches!(&read[0], ServerOp::Info(info) if info.nonce == "abc" && info.connect_urls == ["a:4222"]));
+        assert!(matches!(read[1..4], [ServerOp::Ping, ServerOp::Pong, ServerOp::Ok]));
+        assert!(matches!(&read[4], ServerOp::Error(text) if text == "No"));
+        assert!(parse_all(b"GET / HTTP/1.1\r\n").is_err());
+        assert!(parse_all(b"MSG a 1 x\r\n").is_err());
+        assert!(parse_all(b"HMSG a 1 9 3\r\nabc\r\n").is_err());
     }
 
     #[test]
-    fn g27_whatever_a_header_has_the_message_is_read() {
+    fn g27_malformed_headers_do_not_break_the_parser() {
         for block in [
             &b"NATS/1.0\r\na: x\ry\r\n\r\n"[..],
             b"NATS/1.0\r\nX: \xff\r\n\r\n",
@@ -183,16 +186,16 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_says_about_a_request_is_its_status() {
+    fn a_status_is_parsed() {
         let message = only(b"HMSG s 7 31 31\r\nNATS/1.0 409 Consumer Deleted\r\n\r\n");
         assert_eq!(message.status(), Some((409, "Consumer Deleted".to_owned())));
         assert_eq!(only(b"MSG s 7 1\r\na\r\n").status(), None);
     }
 
     proptest! {
-        /// However the bytes are cut, the messages are the same.
+        /// However the input is split, the messages are the same.
         #[test]
-        fn a_stream_of_bytes_can_be_cut_anywhere(
+        fn input_can_be_split_anywhere(
             payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..6),
             cuts in prop::collection::vec(1_usize..20, 1..40),
         ) {
@@ -207,8 +210,8 @@ mod tests {
                 let (now, later) = rest.split_at((*cut).min(rest.len()));
                 buffer.extend_from_slice(now);
                 rest = later;
-                while let Some(frame) = read(&mut buffer).expect("a frame") {
-                    let Frame::Message(7, message) = frame else { panic!("{frame:?}") };
+                while let Some(op) = parse(&mut buffer).expect("an operation") {
+                    let ServerOp::Message(7, message) = op else { panic!("{op:?}") };
                     prop_assert_eq!(&message.headers[..], b"abc");
                     read_back.push(message.payload.to_vec());
                 }
@@ -220,11 +223,11 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = frames(&bytes);
+        fn no_input_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_all(&bytes);
             let mut message = b"HMSG ".to_vec();
             message.extend_from_slice(&bytes);
-            let _ = frames(&message);
+            let _ = parse_all(&message);
         }
     }
 }

@@ -1,26 +1,25 @@
-//! The subject on which a delivery is settled, in which the server says everything about it.
+//! The reply subject of a delivery, which has its metadata.
 
 use std::time::{Duration, SystemTime};
 
-/// What stands in the subject on which a delivery is settled:
-/// `$JS.ACK.<stream>.<durable>.<deliveries>.<seq>.<number>.<time>.<pending>`, since NATS 2.14 optionally with domain and
-/// account before the stream, and more behind.
+/// `$JS.ACK.<stream>.<consumer>.<deliveries>.<stream_seq>.<consumer_seq>.<time>.<pending>`; since NATS 2.14 optionally with
+/// domain and account hash before the stream and a token at the end.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Reply<'a> {
-    /// The whole subject.
+pub(super) struct AckSubject<'a> {
+    /// The subject itself.
     pub(super) text: &'a str,
-    /// How often the message was delivered, this time included.
+    /// How often the message was delivered, this delivery included.
     pub(super) deliveries: u64,
-    /// The message's number in the stream.
-    pub(super) seq: u64,
-    /// The durable's number of the delivery, which grows with each.
-    pub(super) number: u64,
+    /// The message's sequence number in the stream.
+    pub(super) stream_seq: u64,
+    /// The consumer's sequence number of the delivery, which grows with each.
+    pub(super) consumer_seq: u64,
     pub(super) published_at: Option<SystemTime>,
 }
 
-impl<'a> Reply<'a> {
-    /// `None` if it is none: what the server says about a request has no such subject, whatever a publisher writes.
-    pub(super) fn read(text: &'a str) -> Option<Self> {
+impl<'a> AckSubject<'a> {
+    /// `None` for other subjects: a status message has none of this form, and publishers can't forge one.
+    pub(super) fn parse(text: &'a str) -> Option<Self> {
         let tokens: Vec<_> = text.strip_prefix("$JS.ACK.")?.split('.').collect();
         let numbers = match tokens.len() {
             7 => &tokens[2..],
@@ -31,8 +30,8 @@ impl<'a> Reply<'a> {
         Some(Self {
             text,
             deliveries: numbers.first()?.parse().ok()?,
-            seq: numbers.get(1)?.parse().ok()?,
-            number: numbers.get(2)?.parse().ok()?,
+            stream_seq: numbers.get(1)?.parse().ok()?,
+            consumer_seq: numbers.get(2)?.parse().ok()?,
             published_at: SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(nanos)),
         })
     }
@@ -43,15 +42,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_are_read() {
+    fn both_forms_are_parsed() {
         for text in [
             "$JS.ACK.ORDERS.billing@order,created.2.17.23.1764444444000000001.5",
             "$JS.ACK._.aBcD.ORDERS.billing@order,created.2.17.23.1764444444000000001.5",
             "$JS.ACK.hub.aBcD.ORDERS.billing@order,created.2.17.23.1764444444000000001.5.xyz",
         ] {
-            let reply = Reply::read(text).expect(text);
-            assert_eq!((reply.deliveries, reply.seq, reply.number), (2, 17, 23), "{text}");
-            assert_eq!(reply.text, text);
+            let parsed = AckSubject::parse(text).expect(text);
+            assert_eq!(
+                (parsed.deliveries, parsed.stream_seq, parsed.consumer_seq),
+                (2, 17, 23),
+                "{text}"
+            );
+            assert_eq!(parsed.text, text);
         }
     }
 
@@ -64,7 +67,7 @@ mod tests {
             "$JS.ACK.s.d.x.17.23.1.5",
             "$JS.ACK.s.d.1.17.23.1",
         ] {
-            assert_eq!(Reply::read(text), None, "{text}");
+            assert_eq!(AckSubject::parse(text), None, "{text}");
         }
     }
 }

@@ -1,72 +1,42 @@
-//! Where the servers are, how to log in there, and the fixed sizes and times.
+//! The options of a NATS URL: servers, login, TLS, prefixes and streams to create.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{fmt, path::PathBuf};
 
-use async_nats::{AuthError, ConnectOptions, ServerAddr, rustls::ClientConfig};
+use async_nats::{AuthError, ServerAddr, rustls::ClientConfig};
 
-use super::{login::Login, tls};
-use crate::backoff::Backoff;
-
-/// What the connections are called in the server's own lists.
-pub(super) const CLIENT_NAME: &str = concat!("inbox-runtime ", env!("CARGO_PKG_VERSION"));
-/// How often a connection on which nothing comes is tried.
-pub(super) const PING_INTERVAL: Duration = Duration::from_secs(10);
-
-/// The longest name of a durable that the server takes, in bytes.
-pub(super) const MAX_DURABLE: usize = 255;
-/// How long one attempt to connect may take.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long the server may take to answer.
-pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long it may take to confirm what was said about a delivery. A durable that has just been deleted never does.
-pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long one pull request stays with the server, which is how long a stop may take.
-pub(super) const PULL_EXPIRES: Duration = Duration::from_secs(1);
-/// How long after its end a pull request is taken for lost.
-pub(super) const PULL_GRACE: Duration = Duration::from_secs(1);
-/// How often the durable is looked at while all goes well: for its lag, and for what others did to it.
-pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(5);
-/// The wait between two tries to open a source.
-pub(super) const OPEN_BACKOFF: Backoff = Backoff {
-    first: Duration::from_millis(100),
-    max: Duration::from_secs(3),
+use super::{
+    limits::{CLIENT_NAME, CONNECT_TIMEOUT, PING_INTERVAL, REQUEST_TIMEOUT},
+    login::Login,
+    tls,
 };
-/// The wait before a connection is made anew. Never none: a message that cuts the connection whenever it is delivered must
-/// not become a storm.
-pub(super) const RECONNECT_BACKOFF: Backoff = Backoff {
-    first: Duration::from_millis(50),
-    max: Duration::from_secs(2),
-};
-/// How long a look at what is ready waits for a connection that is just being made anew.
-pub(super) const SHORT_WAIT: Duration = Duration::from_secs(1);
 
-/// A stream to make when it isn't there.
+/// A stream to create if it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NewStream {
     pub(super) name: String,
     pub(super) subjects: Vec<String>,
 }
 
-/// Everything that is known before the first connection.
+/// How to connect, and what to create there.
 #[derive(Clone, Default)]
-pub(super) struct Settings {
-    /// Without user and password.
+pub(super) struct ConnectOptions {
+    /// URLs without user and password.
     pub(super) servers: Vec<String>,
     pub(super) login: Login,
     pub(super) ca: Option<PathBuf>,
     pub(super) client_cert: Option<(PathBuf, PathBuf)>,
     pub(super) tls_first: bool,
     pub(super) new_streams: Vec<NewStream>,
-    /// What stands before every question to JetStream; `$JS.API` if unset.
+    /// The prefix of JetStream API subjects; `$JS.API` if unset.
     pub(super) api_prefix: Option<String>,
-    /// What stands before the subjects of answers; `_INBOX` if unset.
+    /// The prefix of inbox subjects; `_INBOX` if unset.
     pub(super) inbox_prefix: Option<String>,
 }
 
-/// Without anything secret.
-impl fmt::Debug for Settings {
+/// Without secrets.
+impl fmt::Debug for ConnectOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
+        f.debug_struct("ConnectOptions")
             .field("servers", &self.servers)
             .finish_non_exhaustive()
     }
@@ -74,8 +44,8 @@ impl fmt::Debug for Settings {
 
 const EXAMPLE: &str = "nats://127.0.0.1:4222, or nats://user:password@a:4222,b:4222?ca=/etc/ca.pem";
 
-impl Settings {
-    /// The settings of a URL. The error says what to write instead, and nothing of a password.
+impl ConnectOptions {
+    /// Parses a URL. The error says what to write instead and has no secrets.
     pub(super) fn parse(url: &str) -> Result<Self, String> {
         let (scheme, rest) = url
             .split_once("://")
@@ -87,15 +57,15 @@ impl Settings {
         }
         let (hosts, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         check_login(hosts, parameters)?;
-        let mut settings = Self::default();
+        let mut options = Self::default();
         for host in hosts.trim_end_matches('/').split(',') {
-            settings.add_host(scheme, host.trim())?;
+            options.add_host(scheme, host.trim())?;
         }
         for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-            settings.set(name, &decoded(value)?)?;
+            options.set(name, &decoded(value)?)?;
         }
-        Ok(settings)
+        Ok(options)
     }
 
     fn add_host(&mut self, scheme: &str, host: &str) -> Result<(), String> {
@@ -159,12 +129,12 @@ impl Settings {
         Ok(())
     }
 
-    /// The servers, for texts.
+    /// The servers, for logs and errors.
     pub(super) fn shown(&self) -> String {
         self.servers.join(",")
     }
 
-    /// The JetStream domain, which is a part of the API's prefix.
+    /// Sets the JetStream domain, which is a part of the API prefix.
     pub(super) fn set_domain(&mut self, domain: &str) -> Result<(), String> {
         if domain.contains('.') {
             return Err(format!(
@@ -185,12 +155,12 @@ impl Settings {
         Ok(())
     }
 
-    /// What stands before every question to JetStream.
+    /// The prefix of JetStream API subjects.
     pub(super) fn api_prefix(&self) -> &str {
         self.api_prefix.as_deref().unwrap_or("$JS.API")
     }
 
-    /// A subject of our own for answers.
+    /// A new unique inbox subject.
     pub(super) fn new_inbox(&self) -> String {
         let random = std::iter::repeat_with(fastrand::alphanumeric)
             .take(22)
@@ -198,11 +168,11 @@ impl Settings {
         format!("{}.{random}", self.inbox_prefix.as_deref().unwrap_or("_INBOX"))
     }
 
-    /// How to connect. Files that are needed are read here once, so that what is wrong with them is said at the start.
-    pub(super) fn options(&self) -> Result<ConnectOptions, String> {
+    /// The options of the client library. Reads the files once, so that the start reports what is wrong with them.
+    pub(super) fn client_options(&self) -> Result<async_nats::ConnectOptions, String> {
         self.login.auth(b"")?;
         let login = self.login.clone();
-        let mut options = ConnectOptions::with_auth_callback(move |nonce| {
+        let mut options = async_nats::ConnectOptions::with_auth_callback(move |nonce| {
             std::future::ready(login.auth(&nonce).map_err(AuthError::new))
         });
         if self.tls_first {
@@ -215,11 +185,11 @@ impl Settings {
             .tls_client_config(self.tls()?)
             .name(CLIENT_NAME)
             .connection_timeout(CONNECT_TIMEOUT)
-            .request_timeout(Some(ANSWER_TIMEOUT))
+            .request_timeout(Some(REQUEST_TIMEOUT))
             .ping_interval(PING_INTERVAL))
     }
 
-    /// How TLS is spoken, if a server wants it.
+    /// The TLS configuration, for servers that require it.
     pub(super) fn tls(&self) -> Result<ClientConfig, String> {
         tls::config(self.ca.as_deref(), self.client_cert.as_ref())
     }
@@ -230,7 +200,7 @@ impl Settings {
     }
 }
 
-/// A prefix is one or more tokens without wildcards. A dot at its end is left out.
+/// Checks that a prefix is one or more tokens without wildcards, and strips a trailing dot.
 fn checked_prefix(name: &str, prefix: &str, example: &str) -> Result<String, String> {
     let prefix = prefix.strip_suffix('.').unwrap_or(prefix);
     let is_token = |token: &str| {
@@ -246,7 +216,7 @@ fn checked_prefix(name: &str, prefix: &str, example: &str) -> Result<String, Str
     ))
 }
 
-/// Reads `NAME:subject,subject`.
+/// Parses `NAME:subject,subject`.
 fn new_stream(text: &str) -> Result<NewStream, String> {
     let wrong = || "write create_stream=ORDERS:order.* with the stream's name and its subjects".to_owned();
     let (name, subjects) = text.split_once(':').ok_or_else(wrong)?;
@@ -260,8 +230,8 @@ fn new_stream(text: &str) -> Result<NewStream, String> {
     })
 }
 
-/// Whether a login stands where it must: a sign of a password that isn't encoded would end it, and the rest of the password would
-/// be taken for a host or a parameter, and be repeated in texts.
+/// Checks where the login is. A reserved character of a password that isn't percent-encoded would end the login, and the rest of
+/// the password would be parsed as a host or a parameter and be repeated in errors.
 fn check_login(hosts: &str, parameters: &str) -> Result<(), String> {
     let logins: Vec<_> = hosts.split(',').map(|host| host.contains('@')).collect();
     let first = logins.first() == Some(&true);
@@ -279,7 +249,7 @@ fn check_login(hosts: &str, parameters: &str) -> Result<(), String> {
     ))
 }
 
-/// Undoes the percent-encoding of a part of a URL.
+/// Percent-decodes a part of a URL.
 fn decoded(text: &str) -> Result<String, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -297,8 +267,8 @@ fn decoded(text: &str) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|_| "the URL of NATS has percent-encoded bytes that are no UTF-8".to_owned())
 }
 
-/// Whether a failure to connect is one that no waiting mends.
-pub(super) fn refuses(error: &async_nats::ConnectError) -> bool {
+/// Whether retrying can't help.
+pub(super) fn is_permanent(error: &async_nats::ConnectError) -> bool {
     use async_nats::ConnectErrorKind::{Authentication, AuthorizationViolation, ServerParse};
     matches!(error.kind(), Authentication | AuthorizationViolation | ServerParse)
 }
@@ -311,22 +281,23 @@ mod tests {
 
     #[test]
     fn several_servers_and_a_password() {
-        let settings = Settings::parse("nats://us%40er:p%3Aw@a.example:4222,b.example").expect("a URL");
-        assert_eq!(settings.servers, ["nats://a.example:4222", "nats://b.example"]);
-        assert!(matches!(&settings.login, Login::Password(user, word) if user == "us@er" && word == "p:w"));
-        assert!(!format!("{settings:?}{}", settings.shown()).contains("p:w"));
+        let options = ConnectOptions::parse("nats://us%40er:p%3Aw@a.example:4222,b.example").expect("a URL");
+        assert_eq!(options.servers, ["nats://a.example:4222", "nats://b.example"]);
+        assert!(matches!(&options.login, Login::Password(user, word) if user == "us@er" && word == "p:w"));
+        assert!(!format!("{options:?}{}", options.shown()).contains("p:w"));
     }
 
     #[test]
     fn a_token_and_files() {
-        let settings = Settings::parse("tls://secret@host:4222?ca=/etc/ca.pem&cert=c.pem&key=k.pem&tls_first=true");
-        let settings = settings.expect("a URL");
-        assert_eq!(settings.servers, ["tls://host:4222"]);
-        assert!(matches!(&settings.login, Login::Token(token) if token == "secret"));
-        assert_eq!(settings.ca, Some("/etc/ca.pem".into()));
-        assert_eq!(settings.client_cert, Some(("c.pem".into(), "k.pem".into())));
-        assert!(settings.tls_first);
-        let login = |url| Settings::parse(url).expect("a URL").login;
+        let options =
+            ConnectOptions::parse("tls://secret@host:4222?ca=/etc/ca.pem&cert=c.pem&key=k.pem&tls_first=true");
+        let options = options.expect("a URL");
+        assert_eq!(options.servers, ["tls://host:4222"]);
+        assert!(matches!(&options.login, Login::Token(token) if token == "secret"));
+        assert_eq!(options.ca, Some("/etc/ca.pem".into()));
+        assert_eq!(options.client_cert, Some(("c.pem".into(), "k.pem".into())));
+        assert!(options.tls_first);
+        let login = |url| ConnectOptions::parse(url).expect("a URL").login;
         assert!(
             matches!(login("nats://h?credentials=a.creds"), Login::Credentials(path) if path == Path::new("a.creds"))
         );
@@ -334,10 +305,10 @@ mod tests {
     }
 
     #[test]
-    fn streams_to_make() {
-        let settings = Settings::parse("nats://h?create_stream=ORDERS:order.%3E,payment.*").expect("a URL");
+    fn streams_to_create() {
+        let options = ConnectOptions::parse("nats://h?create_stream=ORDERS:order.%3E,payment.*").expect("a URL");
         assert_eq!(
-            settings.new_streams,
+            options.new_streams,
             [NewStream {
                 name: "ORDERS".to_owned(),
                 subjects: vec!["order.>".to_owned(), "payment.*".to_owned()]
@@ -347,18 +318,18 @@ mod tests {
 
     #[test]
     fn g59_prefixes() {
-        let prefix = |url| Settings::parse(url).expect("a URL").api_prefix().to_owned();
+        let prefix = |url| ConnectOptions::parse(url).expect("a URL").api_prefix().to_owned();
         assert_eq!(prefix("nats://h"), "$JS.API");
         assert_eq!(prefix("nats://h?domain=hub"), "$JS.hub.API");
         assert_eq!(prefix("nats://h?api_prefix=JS.acc.API."), "JS.acc.API");
-        let inbox = |url| Settings::parse(url).expect("a URL").new_inbox();
+        let inbox = |url| ConnectOptions::parse(url).expect("a URL").new_inbox();
         assert!(inbox("nats://h").starts_with("_INBOX."));
         let ours = inbox("nats://h?inbox_prefix=_INBOX_shop");
         assert!(ours.starts_with("_INBOX_shop.") && ours != inbox("nats://h?inbox_prefix=_INBOX_shop"));
     }
 
     #[test]
-    fn what_is_wrong_is_said_without_the_password() {
+    fn errors_have_no_password() {
         for (url, expected) in [
             ("nats:h", "://"),
             ("http://h", "nats://"),
@@ -371,16 +342,16 @@ mod tests {
             ("nats://h?api_prefix=a.*", "api_prefix=$JS.hub.API"),
             ("nats://h?inbox_prefix=", "inbox_prefix=_INBOX_billing"),
         ] {
-            let problem = Settings::parse(url).expect_err(url);
+            let problem = ConnectOptions::parse(url).expect_err(url);
             assert!(problem.contains(expected), "{url}: {problem}");
             assert!(!problem.contains("hidden"), "{url}: {problem}");
         }
     }
 
     #[test]
-    fn a_file_that_is_missing_is_named() {
-        let settings = Settings::parse("nats://h?credentials=/nowhere/a.creds").expect("a URL");
-        let problem = settings.options().expect_err("no file");
+    fn a_missing_file_is_named() {
+        let options = ConnectOptions::parse("nats://h?credentials=/nowhere/a.creds").expect("a URL");
+        let problem = options.client_options().expect_err("no file");
         assert!(problem.contains("/nowhere/a.creds"), "{problem}");
     }
 }

@@ -1,4 +1,4 @@
-//! Making a connection to one server by hand: TCP, TLS where it is wanted, and saying who we are.
+//! Connects to one server without the client library: TCP, TLS, `INFO`, `CONNECT`.
 
 use std::{fmt, sync::Arc};
 
@@ -16,36 +16,41 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::{
-    config::{CLIENT_NAME, Settings},
-    wire::{self, Frame, Info},
+    connect_options::ConnectOptions,
+    limits::CLIENT_NAME,
+    protocol::{self, ServerInfo, ServerOp},
 };
 use crate::error_chain::text;
 
-/// How much room there is at least for what comes, in bytes.
+/// The size of the read buffer, in bytes.
 pub(super) const READ_BUFFER: usize = 64 * 1024;
 
-/// A connection, with TLS or without.
+/// A byte stream, with TLS or without.
 pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// A connection on which the server has let us in.
-pub(super) struct Dialed {
+/// An authenticated connection.
+pub(super) struct ServerConnection {
     pub(super) stream: Box<dyn Duplex>,
-    /// What has come behind the server's word.
+    /// What was read after the `PONG` of the handshake.
     pub(super) buffer: BytesMut,
-    pub(super) info: Info,
+    pub(super) info: ServerInfo,
 }
 
-impl fmt::Debug for Dialed {
+impl fmt::Debug for ServerConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dialed")
+        f.debug_struct("ServerConnection")
             .field("info", &self.info)
             .finish_non_exhaustive()
     }
 }
 
-/// Connects to a server. The error is the cause, without anything secret.
-pub(super) async fn dial(settings: &Settings, tls: &Arc<ClientConfig>, server: &ServerAddr) -> Result<Dialed, String> {
+/// Connects to a server and authenticates. The error has no secrets.
+pub(super) async fn connect(
+    options: &ConnectOptions,
+    tls: &Arc<ClientConfig>,
+    server: &ServerAddr,
+) -> Result<ServerConnection, String> {
     let failed = |error: std::io::Error| text(&error);
     let host = server.host();
     let address = host.trim_start_matches('[').trim_end_matches(']');
@@ -59,35 +64,33 @@ pub(super) async fn dial(settings: &Settings, tls: &Arc<ClientConfig>, server: &
         let stream: Box<dyn Duplex> = Box::new(connected.map_err(failed)?);
         Ok(stream)
     };
-    if settings.tls_first {
+    if options.tls_first {
         stream = encrypted(stream).await?;
     }
-    let info = match next(&mut stream, &mut buffer).await? {
-        Frame::Info(info) => *info,
-        _ => return Err("the server did not begin as a NATS server does".to_owned()),
+    let info = match read_op(&mut stream, &mut buffer).await? {
+        ServerOp::Info(info) => *info,
+        _ => return Err("the server did not begin with INFO; is it a NATS server?".to_owned()),
     };
-    if !settings.tls_first && (info.tls_required || server.tls_required()) {
+    if !options.tls_first && (info.tls_required || server.tls_required()) {
         stream = encrypted(stream).await?;
     }
-    let auth = settings.login.auth(info.nonce.as_bytes())?;
-    let hello = format!("CONNECT {}\r\nPING\r\n", connect(auth, server.tls_required()));
-    stream.write_all(hello.as_bytes()).await.map_err(failed)?;
+    let auth = options.login.auth(info.nonce.as_bytes())?;
+    let connect = format!("CONNECT {}\r\nPING\r\n", connect_op(auth, server.tls_required()));
+    stream.write_all(connect.as_bytes()).await.map_err(failed)?;
     stream.flush().await.map_err(failed)?;
     loop {
-        match next(&mut stream, &mut buffer).await? {
-            Frame::Pong => return Ok(Dialed { stream, buffer, info }),
-            Frame::Error(error) => {
-                return Err(format!(
-                    "the NATS server lets nobody in with these credentials: {error}"
-                ));
+        match read_op(&mut stream, &mut buffer).await? {
+            ServerOp::Pong => return Ok(ServerConnection { stream, buffer, info }),
+            ServerOp::Error(error) => {
+                return Err(format!("the NATS server rejects these credentials: {error}"));
             }
             _ => {}
         }
     }
 }
 
-/// What we say of ourselves.
-fn connect(auth: Auth, tls_required: bool) -> serde_json::Value {
+/// The JSON of `CONNECT`.
+fn connect_op(auth: Auth, tls_required: bool) -> serde_json::Value {
     let signature = auth.signature.map(|signature| URL_SAFE_NO_PAD.encode(signature));
     let mut options = json!({
         "verbose": false, "pedantic": false, "lang": "rust", "version": env!("CARGO_PKG_VERSION"), "protocol": 1,
@@ -109,10 +112,10 @@ fn connect(auth: Auth, tls_required: bool) -> serde_json::Value {
     options
 }
 
-async fn next(stream: &mut Box<dyn Duplex>, buffer: &mut BytesMut) -> Result<Frame, String> {
+async fn read_op(stream: &mut Box<dyn Duplex>, buffer: &mut BytesMut) -> Result<ServerOp, String> {
     loop {
-        if let Some(frame) = wire::read(buffer)? {
-            return Ok(frame);
+        if let Some(op) = protocol::parse(buffer)? {
+            return Ok(op);
         }
         if stream.read_buf(buffer).await.map_err(|error| text(&error))? == 0 {
             return Err("the server closed the connection".to_owned());
