@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Caller, Harness, TestPool};
 use crate::{
-    broker::embedded::{Stage, Traced},
+    broker::embedded::{Stage, TracedMessage},
     failpoint::message_id,
     handler::HandlerMeta,
 };
@@ -90,7 +90,7 @@ impl<P: TestPool> Harness<P> {
     }
 
     /// Every message, with each handler that takes it.
-    async fn trace(&self, caller: Caller) -> Vec<(&HandlerMeta, Traced)> {
+    async fn trace(&self, caller: Caller) -> Vec<(&HandlerMeta, TracedMessage)> {
         let mut all = Vec::new();
         for meta in self.inbox.handlers() {
             let traced = self.broker.trace(meta.group, meta.subject).await;
@@ -101,7 +101,7 @@ impl<P: TestPool> Harness<P> {
     }
 
     /// The messages of that id, with each handler that takes them.
-    pub(super) async fn find(&self, id: &str, caller: Caller) -> Vec<(&HandlerMeta, Traced)> {
+    pub(super) async fn find(&self, id: &str, caller: Caller) -> Vec<(&HandlerMeta, TracedMessage)> {
         let mut found = self.trace(caller).await;
         found.retain(|(meta, traced)| message_id(&traced.delivery, meta) == id);
         found
@@ -130,7 +130,7 @@ impl<P: TestPool> Harness<P> {
     }
 }
 
-fn stage(id: &str, meta: &HandlerMeta, traced: &Traced) -> String {
+fn stage(id: &str, meta: &HandlerMeta, traced: &TracedMessage) -> String {
     let name = meta.name;
     match traced.stage {
         Stage::Waiting => format!("`{id}` waits for its first delivery to {name}"),

@@ -1,67 +1,27 @@
-//! Acknowledgements of one process, as many as there are in one statement: a transaction costs more than the rows in it.
+//! Writes the queued acks of one process in one statement: a transaction costs more than its rows.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::{Shared, link::Held};
+use super::{ack_queue::QueuedAck, connection::ConnectionGuard, shared::EmbeddedShared};
 use crate::{broker::BrokerError, error_chain::text};
 
-/// Acknowledgements that wait to be written.
-#[derive(Debug, Default)]
-pub(super) struct Acks(Mutex<Inner>);
-
-#[derive(Debug, Default)]
-struct Inner {
-    waiting: Vec<Waiting>,
-    /// Whether a task writes them.
-    writing: bool,
-}
-
-#[derive(Debug)]
-struct Waiting {
-    consumer: i64,
-    seq: i64,
-    tell: oneshot::Sender<Result<(), Arc<BrokerError>>>,
-}
-
-impl Acks {
-    /// Returns whether a task must be started that writes it.
-    fn push(&self, waiting: Waiting) -> bool {
-        let mut inner = self.lock();
-        inner.waiting.push(waiting);
-        !std::mem::replace(&mut inner.writing, true)
-    }
-
-    fn take(&self) -> Vec<Waiting> {
-        std::mem::take(&mut self.lock().waiting)
-    }
-
-    /// Whether there are none; the task that asks ends then.
-    fn are_written(&self) -> bool {
-        let mut inner = self.lock();
-        inner.writing = !inner.waiting.is_empty();
-        !inner.writing
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Deletes the pending row of a message, whosever it is by now: the work is done.
+/// Deletes the pending row of a message, whoever has its lease: the work is done.
 ///
-/// Dropped half-way, the message is either acknowledged or not.
-pub(super) async fn acknowledge(shared: &Arc<Shared>, consumer: i64, seq: i64) -> Result<(), BrokerError> {
-    // The task ends with its runtime, which needn't be that of everybody who waits for it.
+/// # Cancel safety
+///
+/// Dropped, the message may or may not be acknowledged.
+pub(super) async fn acknowledge(shared: &Arc<EmbeddedShared>, consumer: i64, seq: i64) -> Result<(), BrokerError> {
+    // Twice: the writing task ends with its tokio runtime, which needn't be ours.
     for _ in 0..2 {
-        let (tell, told) = oneshot::channel();
-        if shared.acks.push(Waiting { consumer, seq, tell }) {
-            // A task of its own, for it holds the turn to write: in here that would wait for whoever polls this.
+        let (done, written) = oneshot::channel();
+        if shared.acks.push(QueuedAck { consumer, seq, done }) {
+            // A task of its own: it holds the write turn, which in here would wait for whoever polls this future.
             tokio::spawn(write_all(Arc::clone(shared)));
         }
-        if let Ok(answer) = told.await {
-            return answer.map_err(own);
+        if let Ok(result) = written.await {
+            return result.map_err(unshared);
         }
     }
     Err(BrokerError::Unavailable {
@@ -70,61 +30,61 @@ pub(super) async fn acknowledge(shared: &Arc<Shared>, consumer: i64, seq: i64) -
     })
 }
 
-/// The task that writes acknowledgements, as long as there are any.
-async fn write_all(shared: Arc<Shared>) {
-    let mut task = Task {
+/// The writing task: writes acks until there are none.
+async fn write_all(shared: Arc<EmbeddedShared>) {
+    let mut guard = AbortGuard {
         shared: &shared,
         done: false,
     };
-    while !shared.acks.are_written() {
-        // Not synced: an ack that a power failure undoes means a redelivery, as an ack that is lost on a network does.
-        let writing = match shared.db().await {
-            Ok(db) => db.relaxed().await,
+    while !shared.acks.is_written() {
+        // Not synced: an ack that a power failure undoes causes a redelivery, as one lost on a network does.
+        let connection = match shared.db().await {
+            Ok(db) => db.relaxed_writer().await,
             Err(error) => Err(error),
         };
-        write(shared.acks.take(), writing).await;
+        write(shared.acks.take(), connection).await;
     }
-    task.done = true;
+    guard.done = true;
 }
 
-/// Cut short, the task leaves the acknowledgements to another one.
-struct Task<'a> {
-    shared: &'a Shared,
+/// Resets the queue when the task is aborted.
+struct AbortGuard<'a> {
+    shared: &'a EmbeddedShared,
     done: bool,
 }
 
-impl Drop for Task<'_> {
+impl Drop for AbortGuard<'_> {
     fn drop(&mut self) {
         if !self.done {
-            *self.shared.acks.lock() = Inner::default();
+            self.shared.acks.reset();
         }
     }
 }
 
-async fn write(waiting: Vec<Waiting>, writing: Result<Held<'_>, BrokerError>) {
-    let pairs: Vec<_> = waiting.iter().map(|ack| [ack.consumer, ack.seq]).collect();
-    let result = match writing {
-        Ok(mut writing) => {
+async fn write(acks: Vec<QueuedAck>, connection: Result<ConnectionGuard<'_>, BrokerError>) {
+    let pairs: Vec<_> = acks.iter().map(|ack| [ack.consumer, ack.seq]).collect();
+    let result = match connection {
+        Ok(mut connection) => {
             let deleted = sqlx::query(
                 "DELETE FROM pending WHERE (consumer, seq) IN \
                  (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))",
             )
             .bind(format!("{pairs:?}"))
-            .execute(&mut *writing)
+            .execute(&mut *connection)
             .await;
-            writing.done("acknowledge a message to", deleted).map(|_| ())
+            connection.finish("acknowledge a message to", deleted).map(|_| ())
         }
         Err(error) => Err(error),
     };
     let result = result.map_err(Arc::new);
-    for ack in waiting {
-        // Nobody may wait for it any more.
-        let _ = ack.tell.send(result.clone());
+    for ack in acks {
+        // The receiver may have been dropped.
+        let _ = ack.done.send(result.clone());
     }
 }
 
-/// The error of one of those that share it.
-fn own(shared: Arc<BrokerError>) -> BrokerError {
+/// An owned copy of an error that several acks share.
+fn unshared(shared: Arc<BrokerError>) -> BrokerError {
     Arc::try_unwrap(shared).unwrap_or_else(|shared| BrokerError::Unavailable {
         message: match &*shared {
             BrokerError::Unavailable {

@@ -1,201 +1,183 @@
-//! What a process does in the background for the broker's file: it looks for what other processes wrote, deletes what is
-//! settled, and warns of durables that nobody reads.
+//! The background tasks of a process: notices writes of other processes, deletes settled messages, warns of idle consumers.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, PoisonError, Weak},
     time::Duration,
 };
 
 use tokio::{
-    sync::Notify,
     task::JoinHandle,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
-    Shared, absent,
-    config::{ABSENT, POLL, Place, SCAN, WATCH},
-    sweep,
+    cleanup,
+    idle_consumers::{self, IdleConsumer},
+    limits::{IDLE_AFTER, POLL_INTERVAL, SCAN_MESSAGES, WATCH_INTERVAL},
+    place::Place,
+    shared::EmbeddedShared,
 };
 use crate::{broker::BrokerError, error_chain::text};
 
-/// The tasks, each until the broker is dropped.
-#[derive(Debug, Default)]
-pub(super) struct Upkeep {
-    tasks: Mutex<Vec<JoinHandle<()>>>,
-    /// The retention or the clock was set.
-    set: Arc<Notify>,
-}
-
-impl Upkeep {
-    /// Lets the retention look at once.
-    pub(super) fn retain_now(&self) {
-        self.set.notify_one();
-    }
-}
-
-impl Drop for Upkeep {
-    fn drop(&mut self) {
-        let tasks = self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner);
-        tasks.iter().for_each(JoinHandle::abort);
-    }
-}
-
-/// Starts the tasks if they don't run: they end with the runtime that they were started on.
-pub(super) fn keep_up(shared: &Arc<Shared>) {
-    let mut tasks = shared.upkeep.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+/// Starts the tasks unless they run: they end with the tokio runtime on which they were started.
+pub(super) fn ensure_running(shared: &Arc<EmbeddedShared>) {
+    let mut tasks = shared.background.tasks.lock().unwrap_or_else(PoisonError::into_inner);
     if !tasks.is_empty() && !tasks.iter().any(JoinHandle::is_finished) {
         return;
     }
     for task in tasks.drain(..) {
         task.abort();
     }
-    tasks.push(tokio::spawn(retain(Arc::downgrade(shared))));
+    tasks.push(tokio::spawn(clean_up(Arc::downgrade(shared))));
     if matches!(shared.place, Place::File { .. }) {
         tasks.push(tokio::spawn(watch(Arc::downgrade(shared))));
-        tasks.push(tokio::spawn(visit(Arc::downgrade(shared))));
+        tasks.push(tokio::spawn(check_consumers(Arc::downgrade(shared))));
     }
 }
 
-/// The shortest and the longest wait between two looks for settled messages.
-const RETAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-/// The wait between two steps, so that others get to write.
-const STEP: Duration = Duration::from_millis(5);
+/// The shortest and the longest pause between two cleanups.
+const CLEANUP_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// The pause between two steps of a cleanup, so that others can write.
+const STEP_PAUSE: Duration = Duration::from_millis(5);
 
-/// Deletes settled messages when their time has come.
-async fn retain(shared: Weak<Shared>) {
+/// Deletes settled messages after the retention time.
+async fn clean_up(shared: Weak<EmbeddedShared>) {
     let mut failed = false;
     while let Some(shared) = shared.upgrade() {
-        let keep = shared.keep.get();
+        let keep = shared.retention.get();
         let more = match keep {
-            Some(keep) => step(&shared, keep).await,
+            Some(keep) => cleanup_step(&shared, keep).await,
             None => Ok(false),
         };
-        let set = Arc::clone(&shared.upkeep.set);
+        let changed = Arc::clone(&shared.background.retention_changed);
         drop(shared);
         let pause = match &more {
-            Ok(true) => STEP,
-            Ok(false) => idle(keep),
+            Ok(true) => STEP_PAUSE,
+            Ok(false) => cleanup_pause(keep),
             Err(error) => {
                 if !failed {
-                    tracing::warn!(error = %text(error), "settled messages can't be deleted now; trying again");
+                    tracing::warn!(error = %text(error), "settled messages can't be deleted now; retrying");
                 }
-                RETAIN.1
+                CLEANUP_PAUSE.1
             }
         };
         failed = more.is_err();
-        // It ends early or late, and the next look tells.
-        let _ = timeout(pause, set.notified()).await;
+        // Notified or not, the next step decides.
+        let _ = timeout(pause, changed.notified()).await;
     }
 }
 
-/// How long to wait when nothing was due.
-fn idle(keep: Option<i64>) -> Duration {
-    let part = keep.map_or(RETAIN.1, |keep| Duration::from_millis(keep.unsigned_abs() / 8));
-    part.clamp(RETAIN.0, RETAIN.1)
+/// The pause after a cleanup that found nothing.
+fn cleanup_pause(keep: Option<i64>) -> Duration {
+    let part = keep.map_or(CLEANUP_PAUSE.1, |keep| Duration::from_millis(keep.unsigned_abs() / 8));
+    part.clamp(CLEANUP_PAUSE.0, CLEANUP_PAUSE.1)
 }
 
-/// One step of the retention. Returns whether there is more to do.
-async fn step(shared: &Shared, keep: i64) -> Result<bool, BrokerError> {
-    let more = sweep::delete_settled(shared, keep).await?;
-    Ok(sweep::shrink(shared).await? || more)
+/// Returns whether there is more to do.
+async fn cleanup_step(shared: &EmbeddedShared, keep: i64) -> Result<bool, BrokerError> {
+    let more = cleanup::delete_settled(shared, keep).await?;
+    Ok(cleanup::shrink(shared).await? || more)
 }
 
-/// Wakes the pulls that wait for what other processes write.
-async fn watch(shared: Weak<Shared>) {
-    let mut seen = Seen::default();
+/// Wakes waiting pulls after writes of other processes.
+async fn watch(shared: Weak<EmbeddedShared>) {
+    let mut watcher = FileWatcher::default();
     loop {
-        tokio::time::sleep(WATCH).await;
+        sleep(WATCH_INTERVAL).await;
         let Some(shared) = shared.upgrade() else { return };
-        if shared.wakes.ids().is_empty() {
+        if shared.wakeups.consumer_ids().is_empty() {
             continue;
         }
-        if seen.look(&shared).await.is_err() {
-            // The pulls look themselves, and say what is wrong.
-            shared.wakes.all();
-            tokio::time::sleep(POLL).await;
+        if watcher.check(&shared).await.is_err() {
+            // The pulls fetch themselves and report the error.
+            shared.wakeups.wake_all();
+            sleep(POLL_INTERVAL).await;
         }
     }
 }
 
-/// What the watch has seen of the file.
+/// The state of the file at the last check.
 #[derive(Debug, Default)]
-struct Seen {
-    /// SQLite's counter of what other connections have committed.
+struct FileWatcher {
+    /// SQLite's `data_version`, which counts the commits of other connections.
     version: Option<i64>,
     /// The last message.
-    last: i64,
-    /// When all pulls are to look, for something other than messages.
-    all: Option<Instant>,
+    last_seq: i64,
+    /// When to wake all pulls, after a write of something other than messages.
+    wake_all_at: Option<Instant>,
 }
 
-impl Seen {
-    async fn look(&mut self, shared: &Shared) -> Result<(), BrokerError> {
-        let mut reading = shared.db().await?.reading().await?;
-        let last = self.last;
+impl FileWatcher {
+    async fn check(&mut self, shared: &EmbeddedShared) -> Result<(), BrokerError> {
         let before = self.version;
+        let (version, subjects, end) = self.read(shared).await?;
+        for subject in &subjects {
+            shared.wakeups.wake_subject(subject);
+        }
+        if end - self.last_seq > SCAN_MESSAGES {
+            shared.wakeups.wake_all();
+        }
+        if before.is_some_and(|before| before != version) && self.wake_all_at.is_none() {
+            self.wake_all_at = Some(Instant::now() + POLL_INTERVAL);
+        }
+        if self.wake_all_at.is_some_and(|at| at <= Instant::now()) {
+            self.wake_all_at = None;
+            shared.wakeups.wake_all();
+        }
+        self.version = Some(version);
+        self.last_seq = self.last_seq.max(end);
+        Ok(())
+    }
+
+    /// The file's version, the subjects of new messages (none if there are too many), and the last message.
+    async fn read(&self, shared: &EmbeddedShared) -> Result<(i64, Vec<String>, i64), BrokerError> {
+        let mut connection = shared.db().await?.reader().await?;
+        let (before, last_seq) = (self.version, self.last_seq);
         let read = async {
             let version: i64 = sqlx::query_scalar("PRAGMA data_version")
-                .fetch_one(&mut *reading)
+                .fetch_one(&mut *connection)
                 .await?;
             if before == Some(version) {
-                return Ok((version, Vec::new(), last));
+                return Ok((version, Vec::new(), last_seq));
             }
             let end: i64 = sqlx::query_scalar("SELECT coalesce(max(seq), 0) FROM messages")
-                .fetch_one(&mut *reading)
+                .fetch_one(&mut *connection)
                 .await?;
-            let subjects: Vec<String> = if end - last > SCAN || end <= last {
+            let subjects: Vec<String> = if end - last_seq > SCAN_MESSAGES || end <= last_seq {
                 Vec::new()
             } else {
                 sqlx::query_scalar("SELECT DISTINCT subject FROM messages WHERE seq > ?")
-                    .bind(last)
-                    .fetch_all(&mut *reading)
+                    .bind(last_seq)
+                    .fetch_all(&mut *connection)
                     .await?
             };
             Ok((version, subjects, end))
         };
         let result = read.await;
-        let (version, subjects, end) = reading.done("look for messages in", result)?;
-        for subject in &subjects {
-            shared.wakes.published(subject);
-        }
-        if end - last > SCAN {
-            shared.wakes.all();
-        }
-        if before.is_some_and(|before| before != version) && self.all.is_none() {
-            self.all = Some(Instant::now() + POLL);
-        }
-        if self.all.is_some_and(|at| at <= Instant::now()) {
-            self.all = None;
-            shared.wakes.all();
-        }
-        self.version = Some(version);
-        self.last = self.last.max(end);
-        Ok(())
+        connection.finish("look for messages in", result)
     }
 }
 
-/// How long after the start it is looked for durables that nobody reads: this program opens its own first.
-const FIRST_VISIT: Duration = Duration::from_secs(5);
-/// How often it is noted that the durables of this process are read.
-const VISIT: Duration = Duration::from_secs(600);
+/// The delay before the first check of consumers: this program opens its own first.
+const FIRST_CHECK: Duration = Duration::from_secs(5);
+/// The interval at which the consumers of this process are recorded as open.
+const CHECK_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Notes that the durables of this process are read, and says soon after the start and once a day which others keep messages
-/// that nobody reads.
-async fn visit(shared: Weak<Shared>) {
-    let mut warned: Option<Instant> = None;
-    tokio::time::sleep(FIRST_VISIT).await;
+/// Records the consumers of this process as open. Soon after the start and once a day, warns of those that are idle and keep messages.
+async fn check_consumers(shared: Weak<EmbeddedShared>) {
+    let mut warned_at: Option<Instant> = None;
+    sleep(FIRST_CHECK).await;
     loop {
         let Some(shared) = shared.upgrade() else { return };
-        let is_due = warned.is_none_or(|at| at.elapsed() >= ABSENT);
-        match absent::look(&shared, is_due).await {
-            Ok(absent) => absent.iter().for_each(absent::Absent::warn),
-            Err(error) => tracing::debug!(error = %text(&error), "the durable consumers can't be looked at now"),
+        let is_due = warned_at.is_none_or(|at| at.elapsed() >= IDLE_AFTER);
+        match idle_consumers::check(&shared, is_due).await {
+            Ok(idle) => idle.iter().for_each(IdleConsumer::warn),
+            Err(error) => tracing::debug!(error = %text(&error), "the durable consumers can't be checked now"),
         }
         if is_due {
-            warned = Some(Instant::now());
+            warned_at = Some(Instant::now());
         }
         drop(shared);
-        tokio::time::sleep(VISIT).await;
+        sleep(CHECK_INTERVAL).await;
     }
 }

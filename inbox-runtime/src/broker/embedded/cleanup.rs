@@ -1,36 +1,35 @@
-//! Retention: messages that every durable has settled are deleted a while after their last acknowledgement, and the file
-//! gives back the space.
+//! Deletes messages that every consumer has settled, after the retention time, and shrinks the file.
 //!
-//! Each step is one short transaction, so that nobody waits for it and a process may die between any two of them. Whether a
-//! message is settled is decided behind the lock that its deletion needs: a group that is made meanwhile finds it, or doesn't.
+//! Each step is one short transaction, so that writers don't wait and a process may die between any two. Whether a message is
+//! settled is decided under the write lock: a consumer that is created concurrently finds the message, or doesn't.
 
 use std::collections::BTreeSet;
 
 use sqlx::{Connection, SqliteConnection};
 
 use super::{
-    Shared,
-    config::{SLACK, STEP_BYTES, STEP_MESSAGES},
+    limits::{SPARE_PAGES, STEP_BYTES, STEP_MESSAGES},
+    shared::EmbeddedShared,
 };
 use crate::broker::{BrokerError, subject};
 
-/// A time that is so much later than now, in milliseconds, was set by a clock that was put back since.
-const AHEAD: i64 = 60_000;
+/// A time that is later than now by this, in milliseconds, was set before the clock was put back.
+const CLOCK_TOLERANCE: i64 = 60_000;
 
 /// Deletes some messages that were settled more than `keep` milliseconds ago. Returns whether there may be more.
-pub(super) async fn delete_settled(shared: &Shared, keep: i64) -> Result<bool, BrokerError> {
+pub(super) async fn delete_settled(shared: &EmbeddedShared, keep: i64) -> Result<bool, BrokerError> {
     let now = shared.clock.now();
     let due = now.saturating_sub(keep);
     if !any_due(shared, due, now).await? {
         return Ok(false);
     }
-    let mut writing = shared.db().await?.relaxed().await?;
+    let mut connection = shared.db().await?.relaxed_writer().await?;
     let step = async {
-        let mut tx = writing.begin_with("BEGIN IMMEDIATE").await?;
-        put_back(&mut tx, now).await?;
+        let mut tx = connection.begin_with("BEGIN IMMEDIATE").await?;
+        correct_future_times(&mut tx, now).await?;
         let candidates = candidates(&mut tx, due).await?;
-        let durables = Durables::read(&mut tx, &candidates).await?;
-        let gone = candidates.iter().filter(|candidate| durables.have_settled(candidate));
+        let owners = MessageOwners::read(&mut tx, &candidates).await?;
+        let gone = candidates.iter().filter(|candidate| owners.have_settled(candidate));
         let gone: Vec<_> = gone.map(|candidate| candidate.seq).collect();
         let seen: Vec<_> = candidates.iter().map(|candidate| candidate.seq).collect();
         delete(
@@ -39,7 +38,7 @@ pub(super) async fn delete_settled(shared: &Shared, keep: i64) -> Result<bool, B
             &gone,
         )
         .await?;
-        // One that isn't settled yet comes back with its last acknowledgement.
+        // The last acknowledgement of one that isn't settled inserts it again.
         delete(
             &mut tx,
             "DELETE FROM settled WHERE seq IN (SELECT value FROM json_each(?))",
@@ -50,30 +49,30 @@ pub(super) async fn delete_settled(shared: &Shared, keep: i64) -> Result<bool, B
         Ok((gone.len(), !seen.is_empty()))
     };
     let result = step.await;
-    let (deleted, more) = writing.done("delete settled messages of", result)?;
+    let (deleted, more) = connection.finish("delete settled messages of", result)?;
     if deleted > 0 {
         tracing::trace!("{deleted} settled messages were deleted");
     }
     Ok(more)
 }
 
-async fn any_due(shared: &Shared, due: i64, now: i64) -> Result<bool, BrokerError> {
-    let mut reading = shared.db().await?.reading().await?;
+async fn any_due(shared: &EmbeddedShared, due: i64, now: i64) -> Result<bool, BrokerError> {
+    let mut connection = shared.db().await?.reader().await?;
     let any = sqlx::query_scalar(
         "SELECT EXISTS (SELECT 1 FROM settled WHERE at <= ?) OR EXISTS (SELECT 1 FROM settled WHERE at > ?)",
     )
     .bind(due)
-    .bind(now.saturating_add(AHEAD))
-    .fetch_one(&mut *reading)
+    .bind(now.saturating_add(CLOCK_TOLERANCE))
+    .fetch_one(&mut *connection)
     .await;
-    reading.done("look for settled messages in", any)
+    connection.finish("look for settled messages in", any)
 }
 
-/// Lets times that a clock has put into the future begin now, or they could hold messages for years.
-async fn put_back(connection: &mut SqliteConnection, now: i64) -> Result<(), sqlx::Error> {
+/// Replaces times in the future by now, or they could keep messages for years.
+async fn correct_future_times(connection: &mut SqliteConnection, now: i64) -> Result<(), sqlx::Error> {
     sqlx::query("UPDATE settled SET at = ? WHERE seq IN (SELECT seq FROM settled WHERE at > ? LIMIT ?)")
         .bind(now)
-        .bind(now.saturating_add(AHEAD))
+        .bind(now.saturating_add(CLOCK_TOLERANCE))
         .bind(STEP_MESSAGES)
         .execute(connection)
         .await?;
@@ -84,7 +83,7 @@ async fn put_back(connection: &mut SqliteConnection, now: i64) -> Result<(), sql
 #[derive(Debug)]
 struct Candidate {
     seq: i64,
-    /// `None`: the message is gone already.
+    /// `None` if the message was deleted already.
     subject: Option<String>,
 }
 
@@ -108,20 +107,20 @@ async fn candidates(connection: &mut SqliteConnection, due: i64) -> Result<Vec<C
     Ok(rows.map(|(seq, subject, _)| Candidate { seq, subject }).collect())
 }
 
-/// The durables, and which of the candidates they haven't settled.
+/// Whose the messages are, and which candidates are pending.
 #[derive(Debug)]
-struct Durables {
-    open: Vec<Span>,
+struct MessageOwners {
+    existing: Vec<Span>,
     removed: Vec<Span>,
     pending: BTreeSet<i64>,
 }
 
-/// The messages that are a durable's: those of its subject from behind `began_after` on.
+/// The messages of a consumer: those of its subject after `began_after`.
 #[derive(Debug)]
 struct Span {
     subject: String,
     began_after: i64,
-    /// Up to here it was looked at what is there; of a durable that was removed, its last message.
+    /// Its position; of a removed consumer, the last message when it was removed.
     end: i64,
 }
 
@@ -139,9 +138,9 @@ impl Span {
     }
 }
 
-impl Durables {
+impl MessageOwners {
     async fn read(connection: &mut SqliteConnection, candidates: &[Candidate]) -> Result<Self, sqlx::Error> {
-        let open = sqlx::query_as("SELECT subject, began_after, position FROM consumers")
+        let existing = sqlx::query_as("SELECT subject, began_after, position FROM consumers")
             .fetch_all(&mut *connection)
             .await?;
         let removed = sqlx::query_as("SELECT subject, began_after, ended_at FROM removed")
@@ -155,14 +154,14 @@ impl Durables {
         .fetch_all(connection)
         .await?;
         Ok(Self {
-            open: open.into_iter().map(Span::new).collect(),
+            existing: existing.into_iter().map(Span::new).collect(),
             removed: removed.into_iter().map(Span::new).collect(),
             pending: pending.into_iter().collect(),
         })
     }
 
-    /// Whether the message was somebody's, and everybody whose it is has settled it. One that was nobody's is kept: a group
-    /// may come for it.
+    /// Whether the message belongs to a consumer, and all that it belongs to have settled it. One that belongs to none is kept for
+    /// future consumers.
     fn have_settled(&self, candidate: &Candidate) -> bool {
         let Candidate {
             seq,
@@ -172,12 +171,12 @@ impl Durables {
             return false;
         };
         let seq = *seq;
-        let (ahead, behind): (Vec<_>, Vec<_>) = (self.open.iter())
-            .filter(|durable| durable.has(seq, subject))
-            .partition(|durable| durable.end < seq);
-        let was_removed = |durable: &Span| durable.end >= seq && durable.has(seq, subject);
-        let is_somebodys = !behind.is_empty() || self.removed.iter().any(was_removed);
-        is_somebodys && ahead.is_empty() && !self.pending.contains(&seq)
+        let (unscanned, scanned): (Vec<_>, Vec<_>) = (self.existing.iter())
+            .filter(|consumer| consumer.has(seq, subject))
+            .partition(|consumer| consumer.end < seq);
+        let was_removed = |consumer: &Span| consumer.end >= seq && consumer.has(seq, subject);
+        let is_owned = !scanned.is_empty() || self.removed.iter().any(was_removed);
+        is_owned && unscanned.is_empty() && !self.pending.contains(&seq)
     }
 }
 
@@ -188,26 +187,26 @@ async fn delete(connection: &mut SqliteConnection, sql: &'static str, seqs: &[i6
     Ok(())
 }
 
-/// Gives some free pages of the file back to the file system. Returns whether there are more of them than what is written
-/// soon needs anyway: an eighth of the file.
-pub(super) async fn shrink(shared: &Shared) -> Result<bool, BrokerError> {
-    let mut reading = shared.db().await?.reading().await?;
+/// Returns some free pages to the file system. Returns whether there are more than are kept for the next writes: an eighth of the
+/// file.
+pub(super) async fn shrink(shared: &EmbeddedShared) -> Result<bool, BrokerError> {
+    let mut connection = shared.db().await?.reader().await?;
     let sizes = sqlx::query_as(
         "SELECT (SELECT auto_vacuum FROM pragma_auto_vacuum), (SELECT freelist_count FROM pragma_freelist_count), \
          (SELECT page_count FROM pragma_page_count)",
     )
-    .fetch_one(&mut *reading)
+    .fetch_one(&mut *connection)
     .await;
-    let (mode, free, pages): (i64, i64, i64) = reading.done("read the size of", sizes)?;
-    // A file of version 1 that was too large to be changed at the start only uses its free pages again.
-    if mode == 0 || free <= (pages / 8).max(SLACK) {
+    let (mode, free, pages): (i64, i64, i64) = connection.finish("read the size of", sizes)?;
+    // A file of version 1 that was too large to be vacuumed can't shrink.
+    if mode == 0 || free <= (pages / 8).max(SPARE_PAGES) {
         return Ok(false);
     }
-    let mut writing = shared.db().await?.relaxed().await?;
+    let mut connection = shared.db().await?.relaxed_writer().await?;
     let vacuumed = sqlx::query("PRAGMA incremental_vacuum(256)")
-        .execute(&mut *writing)
+        .execute(&mut *connection)
         .await;
-    writing.done("shrink the file of", vacuumed)?;
+    connection.finish("shrink the file of", vacuumed)?;
     Ok(true)
 }
 
@@ -220,36 +219,45 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_settled_when_all_whose_it_is_have_settled_it() {
-        let settled = |open: Vec<Span>, removed: Vec<Span>, pending: &[i64]| {
-            let durables = Durables {
-                open,
+    fn a_message_is_settled_when_all_its_consumers_have_settled_it() {
+        let settled = |existing: Vec<Span>, removed: Vec<Span>, pending: &[i64]| {
+            let owners = MessageOwners {
+                existing,
                 removed,
                 pending: pending.iter().copied().collect(),
             };
-            durables.have_settled(&Candidate {
+            owners.have_settled(&Candidate {
                 seq: 5,
                 subject: Some("a.b".to_owned()),
             })
         };
         assert!(settled(vec![span("a.*", 0, 5)], vec![], &[]));
-        assert!(!settled(vec![span("a.*", 0, 5)], vec![], &[5]), "it is out");
-        assert!(!settled(vec![span("a.*", 0, 4)], vec![], &[]), "it waits");
+        assert!(!settled(vec![span("a.*", 0, 5)], vec![], &[5]), "it is pending");
+        assert!(!settled(vec![span("a.*", 0, 4)], vec![], &[]), "it is waiting");
         assert!(
             !settled(vec![span("a.*", 0, 5), span(">", 0, 4)], vec![], &[]),
-            "of another one"
+            "another consumer hasn't scanned it"
         );
         assert!(
             settled(vec![span("a.*", 0, 5), span("a.*.c", 0, 4)], vec![], &[]),
-            "not its"
+            "the other consumer has another subject"
         );
         assert!(
             settled(vec![span("a.*", 0, 5), span("a.*", 5, 7)], vec![], &[]),
-            "before it began"
+            "the other consumer started after it"
         );
-        assert!(!settled(vec![span("a.*", 5, 7)], vec![], &[]), "nobody has had it");
-        assert!(!settled(vec![], vec![], &[]), "there is nobody");
-        assert!(settled(vec![], vec![span("a.b", 0, 9)], &[]), "it was removed");
-        assert!(!settled(vec![], vec![span("a.b", 0, 4)], &[]), "it came later");
+        assert!(
+            !settled(vec![span("a.*", 5, 7)], vec![], &[]),
+            "it belongs to no consumer"
+        );
+        assert!(!settled(vec![], vec![], &[]), "there is no consumer");
+        assert!(
+            settled(vec![], vec![span("a.b", 0, 9)], &[]),
+            "its consumer was removed"
+        );
+        assert!(
+            !settled(vec![], vec![span("a.b", 0, 4)], &[]),
+            "it was published after its consumer was removed"
+        );
     }
 }

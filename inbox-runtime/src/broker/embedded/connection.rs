@@ -1,4 +1,4 @@
-//! A connection to the broker's database, which is made when it is needed and replaced when it has failed.
+//! A connection to the broker's database, opened at first use and reopened after a failure.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -8,20 +8,21 @@ use std::{
 use sqlx::{Connection, SqliteConnection};
 use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard};
 
-use super::config::Place;
+use super::place::Place;
 use crate::broker::BrokerError;
 
-/// The place of one connection.
+/// One connection.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct DbConnection {
     place: Place,
     durable: bool,
     connection: Mutex<Option<SqliteConnection>>,
+    /// It must be reopened.
     failed: AtomicBool,
 }
 
-impl Link {
-    /// A connection to open when it is needed.
+impl DbConnection {
+    /// A connection that is opened at first use.
     pub(super) fn new(place: &Place, durable: bool) -> Self {
         Self {
             place: place.clone(),
@@ -39,14 +40,17 @@ impl Link {
         }
     }
 
-    /// Waits until the connection is free; `gate` is kept as long as it is held.
-    pub(super) async fn hold<'a>(&'a self, gate: Option<MutexGuard<'a, ()>>) -> Result<Held<'a>, BrokerError> {
+    /// Waits until the connection is free. `write_turn` is held as long as the guard.
+    pub(super) async fn lock<'a>(
+        &'a self,
+        write_turn: Option<MutexGuard<'a, ()>>,
+    ) -> Result<ConnectionGuard<'a>, BrokerError> {
         let mut slot = self.connection.lock().await;
         if self.failed.swap(false, Ordering::Relaxed) {
             *slot = None;
         }
         if slot.is_none() {
-            // Not made if it is missing: what has vanished under a running program must not begin anew silently.
+            // Without `create_if_missing`: a file that was deleted under a running program must not silently be replaced.
             let options = self.place.options(self.durable);
             *slot = Some(
                 SqliteConnection::connect_with(&options)
@@ -56,34 +60,34 @@ impl Link {
         }
         let connection = MutexGuard::try_map(slot, Option::as_mut)
             .map_err(|_| failed("open", &self.place)(sqlx::Error::WorkerCrashed))?;
-        Ok(Held {
-            link: self,
+        Ok(ConnectionGuard {
+            owner: self,
             connection,
-            _gate: gate,
+            _write_turn: write_turn,
         })
     }
 }
 
-/// A connection that nobody else uses.
+/// A locked connection.
 #[derive(Debug)]
-pub(super) struct Held<'a> {
-    link: &'a Link,
+pub(super) struct ConnectionGuard<'a> {
+    owner: &'a DbConnection,
     connection: MappedMutexGuard<'a, SqliteConnection>,
-    _gate: Option<MutexGuard<'a, ()>>,
+    _write_turn: Option<MutexGuard<'a, ()>>,
 }
 
-impl Held<'_> {
-    /// Frees the connection after `result` of doing `what`, and replaces it if that failed: after a full disk, for one,
-    /// SQLite has rolled back and sqlx believes itself in a transaction for ever. A database in memory can't be replaced.
-    pub(super) fn done<T>(self, what: &str, result: Result<T, sqlx::Error>) -> Result<T, BrokerError> {
-        if result.is_err() && matches!(self.link.place, Place::File { .. }) {
-            self.link.failed.store(true, Ordering::Relaxed);
+impl ConnectionGuard<'_> {
+    /// Unlocks the connection after `action` ended with `result`. After an error it is reopened: after a full disk, for one, SQLite
+    /// has rolled back and sqlx believes itself in a transaction for ever. A database in memory can't be reopened.
+    pub(super) fn finish<T>(self, action: &str, result: Result<T, sqlx::Error>) -> Result<T, BrokerError> {
+        if result.is_err() && matches!(self.owner.place, Place::File { .. }) {
+            self.owner.failed.store(true, Ordering::Relaxed);
         }
-        result.map_err(failed(what, &self.link.place))
+        result.map_err(failed(action, &self.owner.place))
     }
 }
 
-impl Deref for Held<'_> {
+impl Deref for ConnectionGuard<'_> {
     type Target = SqliteConnection;
 
     fn deref(&self) -> &Self::Target {
@@ -91,13 +95,13 @@ impl Deref for Held<'_> {
     }
 }
 
-impl DerefMut for Held<'_> {
+impl DerefMut for ConnectionGuard<'_> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.connection
     }
 }
 
-/// What to say when doing `what` failed, for `map_err`.
-pub(super) fn failed<'a>(what: &'a str, place: &'a Place) -> impl FnOnce(sqlx::Error) -> BrokerError + 'a {
-    move |error| BrokerError::unavailable(format!("could not {what} the embedded broker ({place})"), error)
+/// The error of a failed `action`, such as `publish to`; for `map_err`.
+pub(super) fn failed<'a>(action: &'a str, place: &'a Place) -> impl FnOnce(sqlx::Error) -> BrokerError + 'a {
+    move |error| BrokerError::unavailable(format!("could not {action} the embedded broker ({place})"), error)
 }

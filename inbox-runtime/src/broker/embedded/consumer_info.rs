@@ -1,16 +1,16 @@
-//! What the broker knows of a durable consumer, for tests and for looking at a running system.
+//! How far each durable consumer is, for tests and operations.
 
 use std::time::Duration;
 
 use sqlx::{Row, sqlite::SqliteRow};
 
-use super::{Shared, clock::until};
+use super::{clock::until, shared::EmbeddedShared};
 use crate::broker::{BrokerError, subject};
 
-/// How far a durable consumer has come.
+/// How far a durable consumer is.
 ///
 /// Each message of its subject is counted in exactly one of [`waiting`](Self::waiting),
-/// [`ack_pending`](Self::ack_pending) and [`acked`](Self::acked), all of one moment, unless the consumer began behind it.
+/// [`ack_pending`](Self::ack_pending) and [`acked`](Self::acked), in one snapshot, unless the consumer started after it.
 /// Everything is done when [`is_idle`](Self::is_idle).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -19,20 +19,20 @@ pub struct ConsumerInfo {
     pub group: String,
     /// The subject, which may have wildcards.
     pub subject: String,
-    /// How long a delivery stays leased, in whole milliseconds; the newest subscriber's wish.
+    /// How long a delivery stays leased, in whole milliseconds, as set by the newest subscription.
     pub ack_wait: Duration,
-    /// The sequence number of the last message that was looked at, from 1; 0 before the first.
+    /// The sequence number of the last message that was scanned, from 1; 0 before the first.
     pub position: u64,
     /// Messages that were never delivered to the group.
     pub waiting: u64,
-    /// Messages that were delivered and aren't settled: leased, or to be delivered again.
+    /// Messages that were delivered and aren't settled: leased, or to be redelivered.
     pub ack_pending: u64,
     /// Messages that were acknowledged.
     pub acked: u64,
 }
 
 impl ConsumerInfo {
-    /// Whether nothing waits and nothing is out.
+    /// Whether every message is acknowledged.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.waiting == 0 && self.ack_pending == 0
@@ -40,10 +40,13 @@ impl ConsumerInfo {
 }
 
 /// The consumers in the order of their names: all of them, or the one of `name`.
-pub(super) async fn consumers(shared: &Shared, name: Option<(&str, &str)>) -> Result<Vec<ConsumerInfo>, BrokerError> {
-    let mut reading = shared.db().await?.reading().await?;
+pub(super) async fn consumers(
+    shared: &EmbeddedShared,
+    name: Option<(&str, &str)>,
+) -> Result<Vec<ConsumerInfo>, BrokerError> {
+    let mut connection = shared.db().await?.reader().await?;
     let read = async {
-        // One statement, so that everything is of one moment. The pattern finds what the subject takes and possibly more.
+        // One statement, for a consistent snapshot. GLOB matches at least what the subject does.
         let rows = sqlx::query(
             "SELECT c.consumer_group, c.subject, c.position, c.ack_wait, c.acked, \
              (SELECT count(*) FROM pending WHERE consumer = c.id) AS ack_pending, \
@@ -55,15 +58,15 @@ pub(super) async fn consumers(shared: &Shared, name: Option<(&str, &str)>) -> Re
         )
         .bind(name.map(|(group, _)| group))
         .bind(name.map(|(_, subject)| subject))
-        .fetch_all(&mut *reading)
+        .fetch_all(&mut *connection)
         .await?;
         collect(&rows)
     };
     let result = read.await;
-    reading.done("read the consumers of", result)
+    connection.finish("read the consumers of", result)
 }
 
-/// One row is a consumer and a subject that waits for it, or a consumer for which nothing waits.
+/// A row is a consumer and a subject of waiting messages, or a consumer for which none wait.
 fn collect(rows: &[SqliteRow]) -> Result<Vec<ConsumerInfo>, sqlx::Error> {
     let mut consumers: Vec<ConsumerInfo> = Vec::new();
     for row in rows {

@@ -1,29 +1,24 @@
-//! Durables that no program has open any more: they keep their messages for ever.
+//! Consumers that no program has open any more, and that keep their messages for ever.
 
 use std::time::Duration;
 
-use super::{
-    Shared,
-    clock::until,
-    config::{ABSENT, Place},
-    info,
-};
+use super::{clock::until, consumer_info, limits::IDLE_AFTER, place::Place, shared::EmbeddedShared};
 use crate::broker::BrokerError;
 
-/// A durable that keeps messages and that nobody has had open for long.
+/// A consumer that keeps messages and has not been open for long.
 #[derive(Debug)]
-pub(super) struct Absent {
+pub(super) struct IdleConsumer {
     place: Place,
     group: String,
     subject: String,
     messages: u64,
     /// The age of its oldest message.
     oldest: Duration,
-    /// Since it was last open.
+    /// The time since it was last open.
     unseen: Duration,
 }
 
-impl Absent {
+impl IdleConsumer {
     pub(super) fn warn(&self) {
         let Self {
             group,
@@ -37,7 +32,7 @@ impl Absent {
             group,
             subject,
             "the embedded broker keeps {messages} messages, the oldest of them {} old, for a durable consumer that no program has \
-             had open for {}; start its program, or give it up by `Embedded::remove_consumer(\"{group}\", \"{subject}\")` or, in the \
+             had open for {}; start its program, or remove it by `Embedded::remove_consumer(\"{group}\", \"{subject}\")` or, in the \
              file, `DELETE FROM consumers WHERE consumer_group = '{group}' AND subject = '{subject}'`: its group then never gets \
              those messages",
             time(self.oldest),
@@ -46,25 +41,26 @@ impl Absent {
     }
 }
 
-/// Notes that the durables of this process are open, and finds those that nobody has had open for long, if that is `wanted`.
-pub(super) async fn look(shared: &Shared, wanted: bool) -> Result<Vec<Absent>, BrokerError> {
+/// Records that the consumers of this process are open. Returns those of all programs that have not been open for long, if that is
+/// `wanted`.
+pub(super) async fn check(shared: &EmbeddedShared, wanted: bool) -> Result<Vec<IdleConsumer>, BrokerError> {
     let now = shared.clock.now();
-    let ours = shared.wakes.ids();
+    let ours = shared.wakeups.consumer_ids();
     if !ours.is_empty() {
-        let mut writing = shared.db().await?.relaxed().await?;
+        let mut connection = shared.db().await?.relaxed_writer().await?;
         let updated = sqlx::query("UPDATE consumers SET seen_at = ? WHERE id IN (SELECT value FROM json_each(?))")
             .bind(now)
             .bind(format!("{ours:?}"))
-            .execute(&mut *writing)
+            .execute(&mut *connection)
             .await;
-        writing.done("note the consumers of", updated)?;
+        connection.finish("record the open consumers of", updated)?;
     }
-    let mut absent = Vec::new();
+    let mut idle = Vec::new();
     for (group, subject, seen_at, published_at) in if wanted { unseen(shared, now).await? } else { Vec::new() } {
-        let found = info::consumers(shared, Some((&group, &subject))).await?.pop();
+        let found = consumer_info::consumers(shared, Some((&group, &subject))).await?.pop();
         let messages = found.map_or(0, |found| found.waiting + found.ack_pending);
         if let Some(published_at) = published_at.filter(|_| messages > 0) {
-            absent.push(Absent {
+            idle.push(IdleConsumer {
                 place: shared.place.clone(),
                 group,
                 subject,
@@ -74,23 +70,23 @@ pub(super) async fn look(shared: &Shared, wanted: bool) -> Result<Vec<Absent>, B
             });
         }
     }
-    Ok(absent)
+    Ok(idle)
 }
 
-/// Group, subject, when it was last open, and when its oldest message that isn't settled was published.
+/// Group, subject, when it was last open, when its oldest unsettled message was published.
 type Unseen = (String, String, i64, Option<i64>);
 
-async fn unseen(shared: &Shared, now: i64) -> Result<Vec<Unseen>, BrokerError> {
-    let long = i64::try_from(ABSENT.as_millis()).unwrap_or(i64::MAX);
-    let mut reading = shared.db().await?.reading().await?;
+async fn unseen(shared: &EmbeddedShared, now: i64) -> Result<Vec<Unseen>, BrokerError> {
+    let limit = i64::try_from(IDLE_AFTER.as_millis()).unwrap_or(i64::MAX);
+    let mut connection = shared.db().await?.reader().await?;
     let rows = sqlx::query_as(
         "SELECT consumer_group, subject, seen_at, (SELECT published_at FROM messages WHERE seq = min( \
          coalesce((SELECT min(seq) FROM pending WHERE consumer = c.id), 9223372036854775807), \
          coalesce((SELECT min(seq) FROM messages WHERE seq > c.position AND subject GLOB replace(c.subject, '>', '*')), \
          9223372036854775807))) FROM consumers c WHERE seen_at <= ? ORDER BY consumer_group, subject",
     )
-    .bind(now.saturating_sub(long))
-    .fetch_all(&mut *reading)
+    .bind(now.saturating_sub(limit))
+    .fetch_all(&mut *connection)
     .await;
-    reading.done("look for consumers in", rows)
+    connection.finish("look for consumers in", rows)
 }

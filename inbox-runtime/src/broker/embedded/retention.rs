@@ -1,4 +1,4 @@
-//! How long messages that every group has settled are kept.
+//! How long settled messages are kept.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering},
@@ -7,24 +7,23 @@ use std::{
 
 use super::clock::millis;
 
-/// How long, unless it is said otherwise.
 const DEFAULT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What stands for no end, in milliseconds: whatever is too long for the column.
+/// Stands for no limit, in milliseconds: what is too long for the column.
 const FOREVER: i64 = i64::MAX;
 
-/// How long messages are kept after their last acknowledgement.
+/// How long a message is kept after its last acknowledgement.
 #[derive(Debug)]
-pub(super) struct Keep(AtomicI64);
+pub(super) struct Retention(AtomicI64);
 
-impl Default for Keep {
+impl Default for Retention {
     fn default() -> Self {
         Self(AtomicI64::new(millis(DEFAULT)))
     }
 }
 
-impl Keep {
-    /// Sets it; [`Duration::MAX`] is for ever.
+impl Retention {
+    /// Sets the time; [`Duration::MAX`] is for ever.
     pub(super) fn set(&self, keep: Duration) {
         self.0.store(millis(keep), Ordering::Relaxed);
     }
@@ -35,25 +34,25 @@ impl Keep {
     }
 }
 
-/// What a URL says behind `?`: `keep=1h`, or `keep=forever`, which is [`Duration::MAX`]. `None` if it says nothing of it. The error
-/// says what to write.
+/// Parses the query of a URL: `keep=1h`, or `keep=forever`, which is [`Duration::MAX`]; `None` if it is empty. The error says what to
+/// write.
 pub(super) fn parse(query: &str) -> Result<Option<Duration>, String> {
     let mut keep = None;
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
         if name != "keep" {
-            // Neither its name nor its value is repeated: who knows what was meant.
+            // Neither name nor value is repeated: they may be secret.
             return Err(
                 "the URL of the embedded broker has another parameter than `keep`; write for example \
-                        embedded:broker.db?keep=1h"
+                 embedded:broker.db?keep=1h"
                     .to_owned(),
             );
         }
         let time = match value {
             "forever" => Duration::MAX,
             _ => humantime::parse_duration(value).map_err(|_| {
-                "the URL of the embedded broker says for how long messages are kept in a way that can't be read; write a \
-                 time, as in embedded:broker.db?keep=1h, or embedded:broker.db?keep=forever"
+                "the `keep` in the URL of the embedded broker is no duration; write for example embedded:broker.db?keep=1h or \
+                 embedded:broker.db?keep=forever"
                     .to_owned()
             })?,
         };
@@ -69,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_says_how_long_messages_are_kept() {
+    fn the_keep_of_a_url_is_parsed() {
         assert_eq!(parse(""), Ok(None));
         assert_eq!(parse("keep=forever"), Ok(Some(Duration::MAX)));
         assert_eq!(parse("keep=1h"), Ok(Some(Duration::from_secs(3600))));

@@ -1,55 +1,54 @@
-//! Waking the pulls of this process that wait for a message.
+//! Wakes the pulls of this process that wait for a message.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::take::Durable;
+use super::consumer::Consumer;
 use crate::broker::subject;
 
-/// The durables that sources of this process have open.
+/// The consumers that sources of this process read.
 #[derive(Debug, Default)]
-pub(super) struct Wakes(Mutex<Vec<Weak<Durable>>>);
+pub(super) struct Wakeups(Mutex<Vec<Weak<Consumer>>>);
 
-impl Wakes {
-    /// Adds a source's durable, until it is dropped.
-    pub(super) fn add(&self, durable: &Arc<Durable>) {
-        let mut durables = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        durables.retain(|other| other.strong_count() > 0);
-        durables.push(Arc::downgrade(durable));
+impl Wakeups {
+    /// Adds a source's consumer, until that is dropped.
+    pub(super) fn add(&self, consumer: &Arc<Consumer>) {
+        let mut consumers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        consumers.retain(|other| other.strong_count() > 0);
+        consumers.push(Arc::downgrade(consumer));
     }
 
-    /// The ids of the durables that are open, each once.
-    pub(super) fn ids(&self) -> Vec<i64> {
-        let mut ids: Vec<_> = self.open().iter().map(|durable| durable.id).collect();
+    /// The ids of the consumers, each once.
+    pub(super) fn consumer_ids(&self) -> Vec<i64> {
+        let mut ids: Vec<_> = self.consumers().iter().map(|consumer| consumer.id).collect();
         ids.sort_unstable();
         ids.dedup();
         ids
     }
 
-    /// A message was published: wakes who takes its subject.
-    pub(super) fn published(&self, subject: &str) {
-        self.wake(|durable| subject::matches(&durable.subject, subject));
+    /// Wakes those to which a message of that subject is delivered.
+    pub(super) fn wake_subject(&self, subject: &str) {
+        self.wake(|consumer| subject::matches(&consumer.subject, subject));
     }
 
-    /// A delivery of that durable may be had: it was given back, or the one before it was settled.
-    pub(super) fn consumer(&self, id: i64) {
-        self.wake(|durable| durable.id == id);
+    /// Wakes those of one consumer, after a nak, or an ack on an ordered one.
+    pub(super) fn wake_consumer(&self, id: i64) {
+        self.wake(|consumer| consumer.id == id);
     }
 
-    /// Anything may have changed.
-    pub(super) fn all(&self) {
+    pub(super) fn wake_all(&self) {
         self.wake(|_| true);
     }
 
-    fn wake(&self, wanted: impl Fn(&Durable) -> bool) {
-        for durable in self.open() {
-            if wanted(&durable) {
-                durable.woken.notify_waiters();
+    fn wake(&self, wanted: impl Fn(&Consumer) -> bool) {
+        for consumer in self.consumers() {
+            if wanted(&consumer) {
+                consumer.woken.notify_waiters();
             }
         }
     }
 
-    fn open(&self) -> Vec<Arc<Durable>> {
-        let durables = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        durables.iter().filter_map(Weak::upgrade).collect()
+    fn consumers(&self) -> Vec<Arc<Consumer>> {
+        let consumers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        consumers.iter().filter_map(Weak::upgrade).collect()
     }
 }

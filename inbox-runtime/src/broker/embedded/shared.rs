@@ -1,0 +1,58 @@
+//! What the clones, sources and leases of an embedded broker share.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::{
+    sync::{Notify, OnceCell},
+    task::JoinHandle,
+};
+
+use super::{ack_queue::AckQueue, clock::Clock, db::Db, place::Place, retention::Retention, wakeups::Wakeups};
+use crate::broker::BrokerError;
+
+#[derive(Debug)]
+pub(super) struct EmbeddedShared {
+    pub(super) place: Place,
+    pub(super) clock: Clock,
+    pub(super) retention: Retention,
+    /// Wakes the waiting pulls of this process.
+    pub(super) wakeups: Wakeups,
+    /// The acks of this process that wait to be written.
+    pub(super) acks: AckQueue,
+    pub(super) background: BackgroundTasks,
+    db: OnceCell<Db>,
+}
+
+/// The background tasks, aborted on drop.
+#[derive(Debug, Default)]
+pub(super) struct BackgroundTasks {
+    pub(super) tasks: Mutex<Vec<JoinHandle<()>>>,
+    /// The retention or the clock was changed.
+    pub(super) retention_changed: Arc<Notify>,
+}
+
+impl Drop for BackgroundTasks {
+    fn drop(&mut self) {
+        let tasks = self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner);
+        tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl EmbeddedShared {
+    pub(super) fn new(place: Place) -> Self {
+        Self {
+            place,
+            clock: Clock::default(),
+            retention: Retention::default(),
+            wakeups: Wakeups::default(),
+            acks: AckQueue::default(),
+            background: BackgroundTasks::default(),
+            db: OnceCell::new(),
+        }
+    }
+
+    /// The database, opened at first use.
+    pub(super) async fn db(&self) -> Result<&Db, BrokerError> {
+        self.db.get_or_try_init(|| Db::open(&self.place)).await
+    }
+}
