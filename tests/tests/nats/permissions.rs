@@ -1,4 +1,4 @@
-//! With exactly the rights that the guide lists, with fewer, and through prefixes.
+//! With exactly the permissions that the guide lists, with fewer, and with prefixes.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{World, assert_all_done, effects, publish, ready, world_of};
 
-/// As the guide has them, for the group `billing`, the subject `order.created` and the stream TEST.
+/// Those in the guide, for the group `billing`, the subject `order.created` and the stream TEST.
 const LEAST: [&str; 5] = [
     "$JS.API.STREAM.INFO.TEST",
     "$JS.API.CONSUMER.INFO.TEST.billing@order,created",
@@ -16,7 +16,7 @@ const LEAST: [&str; 5] = [
     "$JS.API.CONSUMER.MSG.NEXT.TEST.billing@order,created",
     "$JS.ACK.TEST.billing@order,created.>",
 ];
-/// Needed beside them unless the handler names the stream.
+/// Also needed unless the handler names the stream.
 const NAMES: &str = "$JS.API.STREAM.NAMES";
 
 fn quoted(subjects: &[&str]) -> String {
@@ -32,7 +32,7 @@ fn user(name: &str, publish: &[&str], subscribe: &[&str]) -> String {
     )
 }
 
-/// A server with a user who may do everything, and these.
+/// A server with a user without restrictions, and these.
 async fn server_of(users: &[String]) -> Server {
     let config = format!(
         "authorization {{ users: [{{ user: admin, password: admin }}, {}] }}",
@@ -56,7 +56,7 @@ fn broker(server: &Server, user: &str, more: &str) -> Nats {
 }
 
 #[test]
-fn g59_the_guide_lists_the_rights_that_are_tested() {
+fn g59_the_guide_lists_the_tested_permissions() {
     let page = include_str!("../../../inbox-runtime/docs/nats.md");
     for right in LEAST.iter().chain([&NAMES]) {
         let line = format!("| publish | `{}` |", right.replace(".TEST", ".ORDERS"));
@@ -65,10 +65,10 @@ fn g59_the_guide_lists_the_rights_that_are_tested() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g59_the_least_rights_are_enough() {
-    let mut publish_rights = LEAST.to_vec();
-    publish_rights.push(NAMES);
-    let server = server_of(&[user("least", &publish_rights, &["_INBOX_least.>"])]).await;
+async fn g59_the_least_permissions_suffice() {
+    let mut publish_permissions = LEAST.to_vec();
+    publish_permissions.push(NAMES);
+    let server = server_of(&[user("least", &publish_permissions, &["_INBOX_least.>"])]).await;
     let world = world_with(&server).await;
     publish(&world, 1, 3).await;
     let broker = broker(&server, "least", "?inbox_prefix=_INBOX_least");
@@ -82,7 +82,7 @@ async fn g59_the_least_rights_are_enough() {
     effects(&world, 3).await;
     eventually("settled", || world.settled("billing")).await;
     ready(&inbox, true).await;
-    // A durable that is deleted is made anew, a connection that is lost too.
+    // Recreating the durable and reconnecting need no more.
     let account = world.broker.account();
     account
         .api("CONSUMER.DELETE.TEST.billing@order,created", serde_json::Value::Null)
@@ -99,19 +99,22 @@ async fn g59_the_least_rights_are_enough() {
     assert_all_done(&world, 7).await;
 }
 
-/// What isn't needed costs no time where it is denied.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g59_a_denied_courtesy_is_not_waited_for() {
-    let mut publish_rights = LEAST.to_vec();
-    publish_rights.push(NAMES);
-    let server = server_of(&[user("least", &publish_rights, &["_INBOX.>"])]).await;
+async fn g59_denied_optional_requests_cost_no_time() {
+    let mut publish_permissions = LEAST.to_vec();
+    publish_permissions.push(NAMES);
+    let server = server_of(&[user("least", &publish_permissions, &["_INBOX.>"])]).await;
     let world = world_with(&server).await;
     publish(&world, 1, 1).await;
     in_time(Duration::from_secs(4), || async {
         let begun = Instant::now();
-        let wish = Subscription::new("billing", "order.created");
+        let subscription = Subscription::new("billing", "order.created");
         let broker = broker(&server, "least", "");
-        let mut source = broker.subscribe(vec![wish]).await.expect("subscribed").remove(0);
+        let mut source = broker
+            .subscribe(vec![subscription])
+            .await
+            .expect("subscribed")
+            .remove(0);
         assert!(source.status().reasons().is_empty(), "{:?}", source.status());
         source.pull(1, Duration::ZERO).await.expect("the broker");
         begun.elapsed()
@@ -119,9 +122,9 @@ async fn g59_a_denied_courtesy_is_not_waited_for() {
     .await;
 }
 
-/// Each right that is missing is named, with what to do; given, it goes on.
+/// Each one is named in health, with what to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g59_a_missing_right_is_named() {
+async fn g59_a_missing_permission_is_named() {
     let mut rights = LEAST.to_vec();
     rights.push(NAMES);
     let without = |missing: &str| -> Vec<&str> { rights.iter().copied().filter(|right| *right != missing).collect() };
@@ -150,7 +153,7 @@ async fn g59_a_missing_right_is_named() {
         super::stop(inbox).await;
     };
     for (number, missing) in needed.iter().enumerate() {
-        // The durable is there once the right to make it was there.
+        // An earlier user has created the durable.
         if missing.contains("CONSUMER.CREATE") {
             let account = world.broker.account();
             account
@@ -162,9 +165,9 @@ async fn g59_a_missing_right_is_named() {
     says("deaf", &["inbox_prefix"]).await;
 }
 
-/// Who publishes needs the right to that subject only; what is denied is refused at once and for good.
+/// And no other. What is denied is refused at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g59_a_publisher_needs_the_right_to_its_subject() {
+async fn g59_a_publisher_needs_the_permission_for_its_subject() {
     let server = server_of(&[user("shop", &["order.created"], &["_INBOX.>"])]).await;
     let world = world_with(&server).await;
     let broker = broker(&server, "shop", "");
@@ -184,7 +187,7 @@ async fn g59_a_publisher_needs_the_right_to_its_subject() {
         text.contains("Permissions Violation") && text.contains("order.other"),
         "{text}"
     );
-    // The connection is as it was.
+    // The connection is still usable.
     broker
         .publish(Message::new("order.created", "{}").id("m2"))
         .await
@@ -192,9 +195,9 @@ async fn g59_a_publisher_needs_the_right_to_its_subject() {
     drop(world);
 }
 
-/// JetStream's interface under another name, as an account has it that imports it from another one.
+/// The JetStream API of another account, imported under another prefix.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g59_an_imported_interface_has_another_prefix() {
+async fn g59_an_imported_api_has_another_prefix() {
     let config = r#"accounts {
         HUB { jetstream: enabled, users: [{ user: hub, password: hub }], exports: [
             { service: "$JS.API.>", response_type: stream }, { service: "$JS.ACK.>" }, { service: "order.created" },
@@ -232,9 +235,9 @@ async fn g59_an_imported_interface_has_another_prefix() {
     assert_all_done(&world, 3).await;
 }
 
-/// The domain of the server itself.
+/// With the domain of the server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g59_a_domain_is_asked_by_its_name() {
+async fn g59_a_domain_is_a_prefix() {
     let started = tokio::task::spawn_blocking(|| Server::start_with("jetstream { domain: hub }")).await;
     let server = started.expect("it ends").expect("a NATS server");
     let world = world_of(NatsJetStream::on(&server).await).await;
@@ -248,10 +251,10 @@ async fn g59_a_domain_is_asked_by_its_name() {
         .expect("an inbox");
     effects(&world, 2).await;
     super::stop(inbox).await;
-    // Nobody answers in another one.
-    let wish = Subscription::new("billing", "order.created");
+    // Another domain has no responders.
+    let subscription = Subscription::new("billing", "order.created");
     let source = at("nowhere")
-        .subscribe(vec![wish])
+        .subscribe(vec![subscription])
         .await
         .expect("it is waited for")
         .remove(0);

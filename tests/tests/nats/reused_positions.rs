@@ -1,4 +1,4 @@
-//! Positions that a server gives a second time, and messages without an id of their own at them.
+//! Positions that a server assigns a second time, to messages without an id.
 
 use std::path::Path;
 
@@ -12,11 +12,11 @@ use super::{World, effects, run, server, stop, world_of, world_on};
 
 const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Publishes a message that has no id but its position.
+/// Publishes a message without an id.
 async fn publish_plain(world: &World, order: &str) {
     let account = world.broker.account();
     let payload = format!("{{\"order_id\":\"{order}\"}}");
-    // A stream may have no leader yet.
+    // Retried: the stream may have no leader yet.
     eventually("stored", || async {
         let answer = account.request("order.created", "", payload.as_bytes()).await;
         let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
@@ -36,9 +36,9 @@ fn restart(server: &Server, change: impl FnOnce()) {
     tokio::task::block_in_place(|| server.resume()).expect("the server");
 }
 
-/// Its data folder is an older copy: the numbers behind it are given to other messages.
+/// The data folder is replaced by an older copy: later sequence numbers are assigned again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g11_messages_at_the_positions_of_a_restored_folder_are_handled() {
+async fn g11_new_messages_at_positions_of_a_restored_stream_are_handled() {
     let server = server().await;
     let world = world_on(&server).await;
     let (data, saved) = (server.folder().join("data"), server.folder().join("saved"));
@@ -61,7 +61,7 @@ async fn g11_messages_at_the_positions_of_a_restored_folder_are_handled() {
         std::fs::remove_dir_all(&data).expect("removed");
         copy(&saved, &data);
     });
-    // Only the numbers are the same.
+    // Other messages with the same sequence numbers.
     for order in ["b4", "b5", "b6"] {
         publish_plain(&world, order).await;
     }
@@ -76,10 +76,10 @@ async fn g11_messages_at_the_positions_of_a_restored_folder_are_handled() {
     );
 }
 
-/// The copy is from before the group's durable was made, and the program runs all the while: what it knew of its place is of
-/// numbers that the stream has not reached again.
+/// The copy is older than the group's durable, and the program keeps running: its checkpoint is after the last message of the
+/// restored stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g11_a_stream_that_has_gone_back_is_read_from_its_first_message() {
+async fn g11_a_restored_stream_is_read_from_its_first_message() {
     let server = server().await;
     let world = world_on(&server).await;
     let (data, saved) = (server.folder().join("data"), server.folder().join("saved"));
@@ -89,7 +89,7 @@ async fn g11_a_stream_that_has_gone_back_is_read_from_its_first_message() {
         publish_plain(&world, order).await;
     }
     effects(&world, 4).await;
-    // Its place is looked at every five seconds.
+    // The checkpoint is read every five seconds.
     tokio::time::sleep(SECOND * 8).await;
     restart(&server, || {
         std::fs::remove_dir_all(&data).expect("removed");
@@ -104,7 +104,7 @@ async fn g11_a_stream_that_has_gone_back_is_read_from_its_first_message() {
     assert_eq!(report.duplicate, 0, "{report}");
 }
 
-/// A stream in memory is empty after all of its servers were restarted, and is the same stream to them.
+/// A replicated stream in memory is empty after all its servers were restarted, and keeps its creation time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g11_messages_of_a_replicated_memory_stream_that_was_lost_are_handled() {
     let cluster = tokio::task::spawn_blocking(NatsCluster::start).await.expect("it ends");

@@ -1,4 +1,4 @@
-//! Where a group begins and goes on: at a time, at a sequence, and when the broker has lost its place.
+//! Where a group starts: at a time, at a sequence, and after its durable was deleted.
 
 use std::time::{Duration, SystemTime};
 
@@ -19,9 +19,9 @@ async fn handled(world: &World, group: &str) -> u64 {
     inbox.run_until_idle().await.expect("the broker").processed
 }
 
-/// A group that the database knows was there: what came while its durable was gone is not skipped.
+/// The database has records of the group: messages that came while its durable was gone are not skipped.
 #[tokio::test]
-async fn g13_a_durable_that_is_deleted_is_lost_not_new() {
+async fn g13_a_known_group_whose_durable_was_deleted_starts_at_the_first_message() {
     let world = world().await;
     let mut inbox = world.inbox(&["newest"]).await;
     nothing_more(&mut inbox).await;
@@ -41,9 +41,9 @@ async fn g13_a_durable_that_is_deleted_is_lost_not_new() {
     assert!(log.contains("WARN"), "{log}");
 }
 
-/// Without any record of it a group is new.
+/// Without records a group is new.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g13_a_group_without_records_begins_with_new_messages() {
+async fn g13_a_group_without_records_starts_with_new_messages() {
     let world = world().await;
     publish(&world, 1, 3).await;
     assert_eq!(handled(&world, "newest").await, 0);
@@ -51,9 +51,9 @@ async fn g13_a_group_without_records_begins_with_new_messages() {
     assert_eq!(handled(&world, "newest").await, 1);
 }
 
-/// The advice to delete a durable says what it costs, and how it costs nothing.
+/// And how to avoid them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g13_the_advice_to_delete_a_durable_says_what_that_costs() {
+async fn g13_the_advice_to_delete_a_durable_names_the_consequences() {
     let world = world().await;
     publish(&world, 1, 3).await;
     assert_eq!(handled(&world, "billing").await, 3);
@@ -71,8 +71,8 @@ async fn g13_the_advice_to_delete_a_durable_says_what_that_costs() {
 }
 
 async fn sequences(world: &World, group: &str, start: StartPosition) -> Result<Vec<u64>, BrokerError> {
-    let wish = Subscription::new(group, "order.created").start(start).max_in_flight(10);
-    let mut source = world.broker.connect().subscribe(vec![wish]).await?.remove(0);
+    let subscription = Subscription::new(group, "order.created").start(start).max_in_flight(10);
+    let mut source = world.broker.connect().subscribe(vec![subscription]).await?.remove(0);
     let mut all = Vec::new();
     loop {
         let pulled = source.pull(10, Duration::ZERO).await?;
@@ -85,10 +85,10 @@ async fn sequences(world: &World, group: &str, start: StartPosition) -> Result<V
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_group_can_begin_at_a_time_or_a_sequence() {
+async fn a_group_can_start_at_a_time_or_a_sequence() {
     let world = world().await;
     publish(&world, 1, 3).await;
-    // Longer than a millisecond to each side.
+    // More than a millisecond on each side.
     tokio::time::sleep(Duration::from_millis(20)).await;
     let since = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -102,7 +102,7 @@ async fn a_group_can_begin_at_a_time_or_a_sequence() {
     assert_eq!(all("c", StartPosition::Sequence(3)).await, [3, 4, 5, 6]);
     assert!(all("d", StartPosition::Sequence(1000)).await.is_empty());
     assert_eq!(all("e", StartPosition::First).await, [1, 2, 3, 4, 5, 6]);
-    // The attribute's, and it is where the group begins, not where each program does.
+    // The attribute's `start` is that of the group, not of each program.
     let mut fifth = world
         .builder_of(handlers::MODULE, &["fifth"])
         .build()
@@ -119,9 +119,9 @@ async fn a_group_can_begin_at_a_time_or_a_sequence() {
     assert_eq!(fifth.run_until_idle().await.expect("the broker").processed, 1);
 }
 
-/// A work queue has no beginning but its first message.
+/// A work queue accepts no other start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_work_queue_begins_at_its_first_message_only() {
+async fn a_work_queue_starts_at_its_first_message_only() {
     let server = server().await;
     let world = work_queue(&server).await;
     for start in [StartPosition::Sequence(5), StartPosition::Time(1_000)] {
@@ -131,7 +131,7 @@ async fn a_work_queue_begins_at_its_first_message_only() {
     }
 }
 
-/// A stream without a subject of its own, which gets its messages from another one or under other names.
+/// Streams without subjects, whose messages come from another stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g53_streams_with_sources_mirrors_and_transforms_are_read() {
     let whole = json!({ "sources": [{ "name": "TEST" }] });
@@ -157,9 +157,9 @@ async fn g53_streams_with_sources_mirrors_and_transforms_are_read() {
     }
 }
 
-/// A stream that stores what is published under another subject.
+/// The stream stores messages under another subject than they were published to.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g53_a_stream_that_renames_its_subjects_is_read_by_the_new_ones() {
+async fn g53_a_stream_with_a_subject_transform_is_read_by_the_new_subjects() {
     let server = server().await;
     let world = world_on(&server).await;
     let account = world.broker.account();
@@ -175,9 +175,9 @@ async fn g53_a_stream_that_renames_its_subjects_is_read_by_the_new_ones() {
     assert_eq!(inbox.run_until_idle().await.expect("the broker").processed, 1);
 }
 
-/// What a stream still has of a subject that was taken from it can be read by name.
+/// With a named stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g53_what_a_stream_has_of_a_former_subject_is_read() {
+async fn g53_messages_of_a_former_subject_of_a_stream_are_read() {
     let server = server().await;
     let world = world_on(&server).await;
     let account = world.broker.account();

@@ -1,4 +1,4 @@
-//! What is deleted, killed or cut off under load, and how it goes on.
+//! Recovery: durables and streams deleted, servers killed and connections cut under load.
 
 use std::{
     sync::Arc,
@@ -16,7 +16,7 @@ use super::{
     World, assert_all_done, durable, effects, monitor, publish, ready, run, server, stop, through, world, world_on,
 };
 
-/// Long enough that a test which waits for it is seen to hang.
+/// Longer than any test may take.
 const LONG: Duration = Duration::from_secs(30);
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -34,7 +34,7 @@ async fn delete_durable(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f48_a_durable_that_is_deleted_is_made_anew_after_what_was_settled() {
+async fn f48_a_deleted_durable_is_recreated_and_loses_nothing() {
     let world = world().await;
     slowly(&world);
     publish(&world, 1, 100).await;
@@ -53,14 +53,14 @@ async fn f48_a_durable_that_is_deleted_is_made_anew_after_what_was_settled() {
     assert_all_done(&world, 110).await;
 }
 
-/// It knows how far it was: what was settled long ago isn't even looked at again.
+/// What was settled before is not redelivered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f48_a_new_durable_begins_after_the_last_floor() {
+async fn f48_a_recreated_durable_starts_after_the_last_ack_floor() {
     let world = world().await;
     publish(&world, 1, 50).await;
     let inbox = run(&world, "billing", LONG).await;
     effects(&world, 50).await;
-    // The floor is looked at every five seconds.
+    // The ack floor is read every five seconds.
     tokio::time::sleep(Duration::from_secs(8)).await;
     delete_durable(&world).await;
     publish(&world, 51, 60).await;
@@ -73,7 +73,7 @@ async fn f48_a_new_durable_begins_after_the_last_floor() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f48_a_stream_that_is_deleted_and_made_anew_is_read_from_its_first_message() {
+async fn f48_a_recreated_stream_is_read_from_its_first_message() {
     let world = world().await;
     slowly(&world);
     let account = world.broker.account();
@@ -84,7 +84,7 @@ async fn f48_a_stream_that_is_deleted_and_made_anew_is_read_from_its_first_messa
     ready(&inbox, false).await;
     let before = world.database.number("SELECT count(*) FROM effects").await;
     account.make_stream("TEST", &["order.>"], json!({})).await;
-    // Numbered as the old ones were, and without ids of their own their positions tell them apart.
+    // With the sequence numbers of the old ones.
     publish(&world, 101, 140).await;
     eventually("all of the new stream", || async {
         world
@@ -101,9 +101,9 @@ async fn f48_a_stream_that_is_deleted_and_made_anew_is_read_from_its_first_messa
     assert_eq!(number("SELECT count(*) - count(DISTINCT msg_id) FROM effects").await, 0);
 }
 
-/// Nobody hears of it: no request is out while every worker is busy, or the connection is cut.
+/// No pull request is outstanding: the connection is cut.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f49_a_durable_that_is_deleted_unheard_is_found_missing() {
+async fn f49_a_durable_deleted_without_a_status_is_found_missing() {
     let server = server().await;
     let world = world_on(&server).await;
     let proxy = Proxy::before(server.port()).await;
@@ -125,9 +125,8 @@ async fn f49_a_durable_that_is_deleted_unheard_is_found_missing() {
     assert_all_done(&world, 2).await;
 }
 
-/// A stream in memory is gone with its server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f49_a_stream_in_memory_that_is_lost_is_waited_for() {
+async fn f49_a_lost_stream_in_memory_is_waited_for() {
     let server = server().await;
     let world = world_on(&server).await;
     let account = world.broker.account();
@@ -158,7 +157,7 @@ async fn f50_a_server_that_is_killed_ten_times_loses_nothing() {
     for round in 0..10 {
         publish(&world, round * 20 + 1, round * 20 + 20).await;
         effects(&world, i64::try_from(round * 20 + 5).expect("small")).await;
-        // The last one stops it as an operator does.
+        // A graceful stop at the end.
         let end = if round == 9 { Server::stop } else { Server::kill };
         end(&server);
         server.resume().expect("the server");
@@ -173,43 +172,43 @@ async fn f50_a_server_that_is_killed_ten_times_loses_nothing() {
     assert_all_done(&world, 200).await;
 }
 
-/// How many messages its clients have sent to the server.
+/// The number of messages that the server has received from its clients.
 async fn received(server: &Server) -> u64 {
     monitor(server, "/varz").await["in_msgs"].as_u64().expect("a number")
 }
 
-/// How many messages the server receives within two seconds, or as long as that takes.
-async fn asked(server: &Server) -> (f64, f64) {
+/// The number of messages that the server receives in about two seconds, and how long that was.
+async fn request_rate(server: &Server) -> (f64, f64) {
     let (start, before) = (Instant::now(), received(server).await);
     tokio::time::sleep(Duration::from_secs(2)).await;
     let asked = received(server).await - before;
     (asked as f64, start.elapsed().as_secs_f64())
 }
 
-/// While the stream is missing it is asked for now and then, not in a loop.
+/// A missing stream is requested with a back-off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f51_what_is_missing_is_not_asked_for_in_a_loop() {
+async fn f51_a_missing_stream_causes_no_hot_loop() {
     let server = server().await;
     let world = world_on(&server).await;
     let account = world.broker.account();
     let inbox = run(&world, "billing", LONG).await;
     account.api("STREAM.DELETE.TEST", Value::Null).await;
     ready(&inbox, false).await;
-    let (asked, seconds) = asked(&server).await;
+    let (asked, seconds) = request_rate(&server).await;
     assert!(
         asked >= 1.0 && asked < 20.0 * seconds,
         "{asked} messages in {seconds} s"
     );
-    // The same while it is there and idle.
+    // Nor does an idle one.
     account.make_stream("TEST", &["order.>"], json!({})).await;
     ready(&inbox, true).await;
-    let (asked, seconds) = self::asked(&server).await;
+    let (asked, seconds) = request_rate(&server).await;
     assert!(asked < 20.0 * seconds, "{asked} messages in {seconds} s");
     stop(inbox).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f57_stopping_leaves_the_durable_as_it_is() {
+async fn f57_a_stop_leaves_the_durable_unchanged() {
     let world = world().await;
     let mut created = None;
     for round in 0..5 {
@@ -227,7 +226,7 @@ async fn f57_stopping_leaves_the_durable_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_connection_is_made_anew_and_nothing_is_lost() {
+async fn nothing_is_lost_when_the_connection_is_cut() {
     let server = server().await;
     let world = world_on(&server).await;
     let proxy = Proxy::before(server.port()).await;
@@ -253,9 +252,9 @@ async fn a_cut_connection_is_made_anew_and_nothing_is_lost() {
     assert_all_done(&world, 100).await;
 }
 
-/// The server is gone when the program stops: what it can't confirm is counted and reported.
+/// The server is down when the program stops.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g18_an_acknowledgement_that_nobody_confirms_is_counted() {
+async fn g18_an_unconfirmed_ack_is_counted() {
     let server = server().await;
     let world = world_on(&server).await;
     let gate = Arc::new(Semaphore::new(0));
@@ -263,7 +262,7 @@ async fn g18_an_acknowledgement_that_nobody_confirms_is_counted() {
     world.probe.script(move |_| Step::Gate(closed.clone()));
     let inbox = run(&world, "billing", LONG).await;
     publish(&world, 1, 1).await;
-    eventually("at work", || async { world.probe.total() == 1 }).await;
+    eventually("the handler runs", || async { world.probe.total() == 1 }).await;
     server.kill();
     gate.add_permits(1);
     effects(&world, 1).await;
@@ -273,7 +272,7 @@ async fn g18_an_acknowledgement_that_nobody_confirms_is_counted() {
         (1, 0, 1),
         "{report}"
     );
-    // It is redelivered, and recognised.
+    // It is redelivered and deduplicated.
     server.resume().expect("the server");
     let inbox = run(&world, "billing", SECOND).await;
     eventually("settled", || world.settled("billing")).await;
@@ -281,9 +280,9 @@ async fn g18_an_acknowledgement_that_nobody_confirms_is_counted() {
     assert_all_done(&world, 1).await;
 }
 
-/// What comes to the client library for an answer makes its reader panic: it is started again, and nothing stands still.
+/// A malformed answer makes the library's reader panic.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g27_a_client_library_that_has_ended_is_started_again() {
+async fn g27_a_client_library_that_has_ended_is_replaced() {
     let server = server().await;
     let world = world_on(&server).await;
     let inbox = run(&world, "billing", SECOND).await;

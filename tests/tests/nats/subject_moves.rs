@@ -1,4 +1,4 @@
-//! A subject that moves to another stream, and what is said of how far a group is.
+//! A subject that moves to another stream, and the lag.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::{World, assert_all_done, effects, publish, ready, run, server, stop, 
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Takes `order.>` from the one stream and gives it to the other.
+/// Moves `order.>` from one stream to the other.
 async fn move_orders(world: &World, from: &str, to: &str) {
     let account = world.broker.account();
     for (name, subjects) in [(from, json!([format!("nothing.{from}")])), (to, json!(["order.>"]))] {
@@ -23,7 +23,7 @@ async fn move_orders(world: &World, from: &str, to: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g34_a_subject_that_moves_to_another_stream_is_followed() {
+async fn g34_a_subject_that_moves_to_another_stream_is_read_there() {
     let server = server().await;
     let world = world_on(&server).await;
     publish(&world, 1, 5).await;
@@ -32,7 +32,7 @@ async fn g34_a_subject_that_moves_to_another_stream_is_followed() {
     move_orders(&world, "TEST", "SECOND").await;
     publish(&world, 6, 10).await;
     effects(&world, 10).await;
-    // And back, where its durable still has its place.
+    // And back, where its durable still exists.
     move_orders(&world, "SECOND", "TEST").await;
     publish(&world, 11, 15).await;
     effects(&world, 15).await;
@@ -48,9 +48,9 @@ async fn g34_a_subject_that_moves_to_another_stream_is_followed() {
     assert_all_done(&world, 15).await;
 }
 
-/// What is left in the old stream comes first; meanwhile health says what waits for what.
+/// The new stream is read after the old one is settled; until then health reports both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g34_what_the_old_stream_still_has_comes_first_and_health_says_so() {
+async fn g34_the_old_stream_is_drained_first_and_health_reports_it() {
     let server = server().await;
     let world = world_on(&server).await;
     publish(&world, 1, 5).await;
@@ -81,7 +81,7 @@ async fn g34_what_the_old_stream_still_has_comes_first_and_health_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g34_a_subject_that_no_stream_holds_any_more_is_said() {
+async fn g34_health_reports_a_subject_that_no_stream_holds_any_more() {
     let server = server().await;
     let world = world_on(&server).await;
     publish(&world, 1, 1).await;
@@ -103,9 +103,9 @@ async fn g34_a_subject_that_no_stream_holds_any_more_is_said() {
     stop(inbox).await;
 }
 
-/// A durable of the group that was left behind on another stream is named at the start.
+/// A durable of the group on a former stream is named at the start.
 #[tokio::test]
-async fn g34_messages_that_wait_in_another_stream_are_warned_of() {
+async fn g34_unsettled_messages_in_a_former_stream_are_warned_of() {
     let server = server().await;
     let world = world_on(&server).await;
     drop(world.inbox(&["billing"]).await);
@@ -122,9 +122,9 @@ async fn g34_messages_that_wait_in_another_stream_are_warned_of() {
     drop(inbox);
 }
 
-/// The lag is that of the group, over all that share its work, and is unknown rather than old.
+/// Over all replicas; unknown rather than out of date.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g38_lag_is_what_the_group_has_not_acknowledged() {
+async fn g38_lag_is_the_number_of_unacknowledged_messages_of_the_group() {
     let server = server().await;
     let world = world_of(inbox_tests::NatsJetStream::on(&server).await).await;
     let proxy = Proxy::before(server.port()).await;
@@ -144,8 +144,8 @@ async fn g38_lag_is_what_the_group_has_not_acknowledged() {
     for inbox in [&one, &other] {
         assert_eq!(lag(inbox), Some(30));
     }
-    // Also while every worker is at a message.
-    eventually("at work", || async { world.probe.total() >= 1 }).await;
+    // Even while every worker is busy.
+    eventually("a handler runs", || async { world.probe.total() >= 1 }).await;
     publish(&world, 31, 40).await;
     for inbox in [&one, &other] {
         eventually("forty", || async { lag(inbox) == Some(40) }).await;
