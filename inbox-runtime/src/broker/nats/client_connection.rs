@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use async_nats::{Client, Event, connection::State};
+use async_nats::{Client, Event, ServerError, connection::State};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
@@ -59,11 +59,8 @@ impl ConnectionEvents {
                 self.connected_once.store(true, Ordering::SeqCst);
             }
             Event::ClientError(error) => *self.last_error() = Some(error.to_string()),
-            Event::ServerError(async_nats::ServerError::Other(error)) => {
-                if !self.violations().record(error) {
-                    tracing::warn!(error, "the NATS server reports an error");
-                }
-            }
+            // Whoever publishes reports it.
+            Event::ServerError(ServerError::Other(error)) if self.violations().record(error) => {}
             Event::ServerError(error) => tracing::warn!(%error, "the NATS server reports an error"),
             Event::LameDuckMode => tracing::info!("the NATS server is in lame duck mode; reconnecting to another one"),
             _ => {}

@@ -81,7 +81,7 @@ impl Subscriber {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: dropped, it has taken no message.
+    /// Dropped, it has taken no message.
     pub(super) async fn next(&mut self) -> Option<RawMessage> {
         self.incoming.recv().await
     }

@@ -103,14 +103,7 @@ fn parse_message(
     }
     let subject = subject.to_owned();
     buffer.advance(start);
-    // Copied, so that a small message doesn't keep the whole read buffer alive.
-    let mut payload = if total <= MAX_COPIED {
-        let copied = Bytes::copy_from_slice(&buffer[..total]);
-        buffer.advance(total);
-        copied
-    } else {
-        buffer.split_to(total).freeze()
-    };
+    let mut payload = take_bytes(buffer, total);
     let headers = payload.split_to(headers);
     buffer.advance(2);
     let message = RawMessage {
@@ -120,6 +113,16 @@ fn parse_message(
         payload,
     };
     Ok(Some(ServerOp::Message(sid, message)))
+}
+
+/// Takes bytes out of the buffer. A few are copied, so that a small message doesn't keep the whole read buffer alive.
+fn take_bytes(buffer: &mut BytesMut, count: usize) -> Bytes {
+    if count > MAX_COPIED {
+        return buffer.split_to(count).freeze();
+    }
+    let copied = Bytes::copy_from_slice(&buffer[..count]);
+    buffer.advance(count);
+    copied
 }
 
 impl RawMessage {
