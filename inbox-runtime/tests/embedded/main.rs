@@ -375,12 +375,12 @@ async fn f45_the_ack_wait_is_that_of_the_newest_subscription() {
 async fn a_lease_from_the_future_has_expired_when_the_clock_is_put_back() {
     let broker = Embedded::memory();
     let mut source = source(&broker, "g", "a").await;
-    publish(&broker, "a", ["leased", "given back"]).await;
+    publish(&broker, "a", ["leased", "nakked"]).await;
     let pulled = pull(&mut source, 2).await;
     pulled[1].1.nak(HOUR).await.unwrap();
     broker.turn_clock_back(24 * HOUR);
     let again = pull(&mut source, 9).await;
-    assert_eq!(texts(&again), ["leased", "given back"]);
+    assert_eq!(texts(&again), ["leased", "nakked"]);
     // New leases are valid.
     again[0].1.progress().await.unwrap();
     again[1].1.nak(HOUR).await.unwrap();
@@ -668,7 +668,7 @@ async fn a_file_keeps_messages_positions_and_leases() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path);
     let first = broker.publish(Message::new("a", "acked")).await.unwrap();
-    publish(&broker, "a", ["leased", "given back", "waiting"]).await;
+    publish(&broker, "a", ["leased", "nakked", "waiting"]).await;
     let mut source = source(&broker, "g", "a").await;
     let pulled = pull(&mut source, 3).await;
     pulled[0].1.ack().await.unwrap();
@@ -687,7 +687,7 @@ async fn a_file_keeps_messages_positions_and_leases() {
     broker.advance_clock(Duration::from_secs(31));
     assert_eq!(texts(&pull(&mut source, 1).await), ["leased"]);
     broker.advance_clock(HOUR);
-    assert_eq!(texts(&pull(&mut source, 9).await), ["leased", "given back", "waiting"]);
+    assert_eq!(texts(&pull(&mut source, 9).await), ["leased", "nakked", "waiting"]);
 
     let next = broker.publish(Message::new("a", "x")).await.unwrap().position;
     let instance = first.position.strip_suffix(":1").unwrap();

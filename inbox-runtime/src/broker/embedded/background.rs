@@ -14,8 +14,8 @@ use super::{
     cleanup,
     idle_consumers::{self, IdleConsumer},
     limits::{IDLE_AFTER, POLL_INTERVAL, SCAN_MESSAGES, WATCH_INTERVAL},
-    place::Place,
     shared::EmbeddedShared,
+    storage::Storage,
 };
 use crate::{broker::BrokerError, error_chain::text};
 
@@ -29,7 +29,7 @@ pub(super) fn ensure_running(shared: &Arc<EmbeddedShared>) {
         task.abort();
     }
     tasks.push(tokio::spawn(clean_up(Arc::downgrade(shared))));
-    if matches!(shared.place, Place::File { .. }) {
+    if matches!(shared.storage, Storage::File { .. }) {
         tasks.push(tokio::spawn(watch(Arc::downgrade(shared))));
         tasks.push(tokio::spawn(check_consumers(Arc::downgrade(shared))));
     }

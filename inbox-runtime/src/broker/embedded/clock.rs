@@ -10,13 +10,13 @@ use std::{
 
 /// A clock with an offset.
 #[derive(Debug, Default)]
-pub(super) struct Clock {
+pub(super) struct BrokerClock {
     offset: AtomicI64,
     /// When it was stopped; from then on only [`shift`](Self::shift) moves it.
     stopped: OnceLock<i64>,
 }
 
-impl Clock {
+impl BrokerClock {
     /// Milliseconds since 1970.
     pub(super) fn now(&self) -> i64 {
         let time = self.stopped.get().copied().unwrap_or_else(system);

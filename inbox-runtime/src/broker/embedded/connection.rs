@@ -8,13 +8,13 @@ use std::{
 use sqlx::{Connection, SqliteConnection};
 use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard};
 
-use super::place::Place;
+use super::storage::Storage;
 use crate::broker::BrokerError;
 
 /// One connection.
 #[derive(Debug)]
 pub(super) struct DbConnection {
-    place: Place,
+    storage: Storage,
     durable: bool,
     connection: Mutex<Option<SqliteConnection>>,
     /// It must be reopened.
@@ -23,9 +23,9 @@ pub(super) struct DbConnection {
 
 impl DbConnection {
     /// A connection that is opened at first use.
-    pub(super) fn new(place: &Place, durable: bool) -> Self {
+    pub(super) fn new(storage: &Storage, durable: bool) -> Self {
         Self {
-            place: place.clone(),
+            storage: storage.clone(),
             durable,
             connection: Mutex::new(None),
             failed: AtomicBool::new(false),
@@ -33,10 +33,10 @@ impl DbConnection {
     }
 
     /// A durable connection that is open.
-    pub(super) fn open(place: &Place, connection: SqliteConnection) -> Self {
+    pub(super) fn open(storage: &Storage, connection: SqliteConnection) -> Self {
         Self {
             connection: Mutex::new(Some(connection)),
-            ..Self::new(place, true)
+            ..Self::new(storage, true)
         }
     }
 
@@ -51,15 +51,15 @@ impl DbConnection {
         }
         if slot.is_none() {
             // Without `create_if_missing`: a file that was deleted under a running program must not silently be replaced.
-            let options = self.place.options(self.durable);
+            let options = self.storage.options(self.durable);
             *slot = Some(
                 SqliteConnection::connect_with(&options)
                     .await
-                    .map_err(failed("open", &self.place))?,
+                    .map_err(failed("open", &self.storage))?,
             );
         }
         let connection = MutexGuard::try_map(slot, Option::as_mut)
-            .map_err(|_| failed("open", &self.place)(sqlx::Error::WorkerCrashed))?;
+            .map_err(|_| failed("open", &self.storage)(sqlx::Error::WorkerCrashed))?;
         Ok(ConnectionGuard {
             owner: self,
             connection,
@@ -80,10 +80,10 @@ impl ConnectionGuard<'_> {
     /// Unlocks the connection after `action` ended with `result`. After an error it is reopened: after a full disk, for one, SQLite
     /// has rolled back and sqlx believes itself in a transaction for ever. A database in memory can't be reopened.
     pub(super) fn finish<T>(self, action: &str, result: Result<T, sqlx::Error>) -> Result<T, BrokerError> {
-        if result.is_err() && matches!(self.owner.place, Place::File { .. }) {
+        if result.is_err() && matches!(self.owner.storage, Storage::File { .. }) {
             self.owner.failed.store(true, Ordering::Relaxed);
         }
-        result.map_err(failed(action, &self.owner.place))
+        result.map_err(failed(action, &self.owner.storage))
     }
 }
 
@@ -102,6 +102,6 @@ impl DerefMut for ConnectionGuard<'_> {
 }
 
 /// The error of a failed `action`, such as `publish to`; for `map_err`.
-pub(super) fn failed<'a>(action: &'a str, place: &'a Place) -> impl FnOnce(sqlx::Error) -> BrokerError + 'a {
-    move |error| BrokerError::unavailable(format!("could not {action} the embedded broker ({place})"), error)
+pub(super) fn failed<'a>(action: &'a str, storage: &'a Storage) -> impl FnOnce(sqlx::Error) -> BrokerError + 'a {
+    move |error| BrokerError::unavailable(format!("could not {action} the embedded broker ({storage})"), error)
 }

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use super::{
     clock::until,
     limits::{MAX_PAUSE, POLL_INTERVAL},
-    place::Place,
+    storage::Storage,
 };
 use crate::broker::BrokerError;
 
@@ -26,11 +26,11 @@ pub(super) struct Consumer {
 
 impl Consumer {
     /// The error after it was removed. It is not recreated under a running program, which would repeat or skip messages unasked.
-    pub(super) fn removed(&self, place: &Place) -> BrokerError {
+    pub(super) fn removed(&self, storage: &Storage) -> BrokerError {
         let Self { group, subject, .. } = self;
         BrokerError::Unavailable {
             message: format!(
-                "the durable consumer of the group `{group}` on `{subject}` was removed from the embedded broker ({place}) \
+                "the durable consumer of the group `{group}` on `{subject}` was removed from the embedded broker ({storage}) \
                  while this program had it open; start the program again to create a new one, which starts as `start` says, or at \
                  the first message that is kept if the inbox knows the group"
             ),

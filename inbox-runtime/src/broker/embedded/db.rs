@@ -8,7 +8,7 @@ use tokio::{sync::Mutex, time::Instant};
 use super::{
     connection::{ConnectionGuard, DbConnection, failed},
     limits::{BUSY_TIMEOUT, MAX_VACUUM},
-    place::Place,
+    storage::Storage,
 };
 use crate::broker::BrokerError;
 
@@ -31,31 +31,31 @@ pub(super) struct Db {
     write_turn: Mutex<()>,
     /// The random id of the database, a part of each position.
     pub(super) instance: String,
-    place: Place,
+    storage: Storage,
     /// Of the file that was opened; its path may lead to another one by now.
-    identity: Option<Identity>,
+    identity: Option<FileId>,
 }
 
 /// A file regardless of its path: device and inode.
-type Identity = (u64, u64);
+type FileId = (u64, u64);
 
 impl Db {
-    /// Opens the database at `place`, or creates it.
-    pub(super) async fn open(place: &Place) -> Result<Self, BrokerError> {
-        let (connection, instance) = open(place).await?;
-        let lazy = |durable| Some(DbConnection::new(place, durable));
-        let (relaxed, reader) = match place {
-            Place::Memory => (None, None),
-            Place::File { .. } => (lazy(false), lazy(false)),
+    /// Opens the database at `storage`, or creates it.
+    pub(super) async fn open(storage: &Storage) -> Result<Self, BrokerError> {
+        let (connection, instance) = open(storage).await?;
+        let lazy = |durable| Some(DbConnection::new(storage, durable));
+        let (relaxed, reader) = match storage {
+            Storage::Memory => (None, None),
+            Storage::File { .. } => (lazy(false), lazy(false)),
         };
         Ok(Self {
-            durable: DbConnection::open(place, connection),
+            durable: DbConnection::open(storage, connection),
             relaxed,
             reader,
             write_turn: Mutex::new(()),
             instance,
-            place: place.clone(),
-            identity: place
+            storage: storage.clone(),
+            identity: storage
                 .path()
                 .and_then(|path| std::fs::metadata(path).ok())
                 .map(|found| identity(&found)),
@@ -64,7 +64,7 @@ impl Db {
 
     /// Fails if the path doesn't lead to the opened file any more: what is written to an unlinked file is lost.
     pub(super) fn check(&self) -> Result<(), BrokerError> {
-        let (Some(path), Some(opened)) = (self.place.path(), self.identity) else {
+        let (Some(path), Some(opened)) = (self.storage.path(), self.identity) else {
             return Ok(());
         };
         let what = match std::fs::metadata(path) {
@@ -78,7 +78,7 @@ impl Db {
             message: format!(
                 "the embedded broker's {} {what} while this program had it open, so that whatever is written would be lost; put \
                  the file back or restart the program",
-                self.place
+                self.storage
             ),
             source: None,
         })
@@ -106,23 +106,23 @@ impl Db {
 }
 
 #[cfg(unix)]
-fn identity(found: &std::fs::Metadata) -> Identity {
+fn identity(found: &std::fs::Metadata) -> FileId {
     use std::os::unix::fs::MetadataExt;
     (found.dev(), found.ino())
 }
 
 /// Elsewhere a file that is open can't be deleted or replaced.
 #[cfg(not(unix))]
-fn identity(_: &std::fs::Metadata) -> Identity {
+fn identity(_: &std::fs::Metadata) -> FileId {
     (0, 0)
 }
 
-async fn open(place: &Place) -> Result<(SqliteConnection, String), BrokerError> {
-    let options = place.options(true).create_if_missing(true);
+async fn open(storage: &Storage) -> Result<(SqliteConnection, String), BrokerError> {
+    let options = storage.options(true).create_if_missing(true);
     let deadline = Instant::now() + BUSY_TIMEOUT;
     let mut pause = Duration::from_millis(2);
     loop {
-        match try_open(&options, place).await {
+        match try_open(&options, storage).await {
             Ok(opened) => return Ok(opened),
             // SQLite's busy timeout doesn't apply where waiting could deadlock, as in the change to WAL, when several processes
             // create a file at once.
@@ -130,7 +130,7 @@ async fn open(place: &Place) -> Result<(SqliteConnection, String), BrokerError> 
                 tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
                 pause = (pause * 2).min(Duration::from_millis(100));
             }
-            Err(error) => return Err(error.into_broker(place)),
+            Err(error) => return Err(error.into_broker(storage)),
         }
     }
 }
@@ -147,13 +147,13 @@ impl From<sqlx::Error> for DbOpenError {
 }
 
 impl DbOpenError {
-    fn into_broker(self, place: &Place) -> BrokerError {
+    fn into_broker(self, storage: &Storage) -> BrokerError {
         match self {
             Self::Sql(error) if code(&error) == Some(SQLITE_NOTADB) => BrokerError::Invalid(format!(
-                "the embedded broker can't use {place}: it is no SQLite database"
+                "the embedded broker can't use {storage}: it is no SQLite database"
             )),
-            Self::Sql(error) => failed("open", place)(error),
-            Self::Refused(why) => BrokerError::Invalid(format!("the embedded broker can't use {place}: {why}")),
+            Self::Sql(error) => failed("open", storage)(error),
+            Self::Refused(why) => BrokerError::Invalid(format!("the embedded broker can't use {storage}: {why}")),
         }
     }
 }
@@ -171,24 +171,27 @@ fn is_busy(error: &sqlx::Error) -> bool {
     code(error) == Some(SQLITE_BUSY)
 }
 
-async fn try_open(options: &SqliteConnectOptions, place: &Place) -> Result<(SqliteConnection, String), DbOpenError> {
+async fn try_open(
+    options: &SqliteConnectOptions,
+    storage: &Storage,
+) -> Result<(SqliteConnection, String), DbOpenError> {
     let mut connection = SqliteConnection::connect_with(options).await?;
-    let instance = prepare(&mut connection, place).await?;
-    if matches!(place, Place::File { .. }) {
+    let instance = prepare(&mut connection, storage).await?;
+    if matches!(storage, Storage::File { .. }) {
         // Only after the checks: the mode persists in the file.
         let mode: String = sqlx::query_scalar("PRAGMA journal_mode = WAL")
             .fetch_one(&mut connection)
             .await?;
         if mode != "wal" {
-            tracing::warn!(%place, mode, "the file system supports no write-ahead log; the embedded broker is slower without");
+            tracing::warn!(%storage, mode, "the file system supports no write-ahead log; the embedded broker is slower without");
         }
-        allow_shrinking(&mut connection, place).await?;
+        allow_shrinking(&mut connection, storage).await?;
     }
     Ok((connection, instance))
 }
 
 /// Creates or migrates the tables, and returns the database's id.
-async fn prepare(connection: &mut SqliteConnection, place: &Place) -> Result<String, DbOpenError> {
+async fn prepare(connection: &mut SqliteConnection, storage: &Storage) -> Result<String, DbOpenError> {
     let found = version(connection).await?;
     if found == 0 {
         // Has no effect after the first table, or in a transaction.
@@ -207,7 +210,7 @@ async fn prepare(connection: &mut SqliteConnection, place: &Place) -> Result<Str
                 .bind(&instance)
                 .execute(&mut *tx)
                 .await?;
-            tracing::debug!(%place, instance, "created the database of the embedded broker");
+            tracing::debug!(%storage, instance, "created the database of the embedded broker");
         }
         if found < 2 {
             sqlx::raw_sql(include_str!("schema_2.sql")).execute(&mut *tx).await?;
@@ -242,7 +245,7 @@ async fn version(connection: &mut SqliteConnection) -> Result<i64, DbOpenError> 
 }
 
 /// Enables `incremental_vacuum` for a file of version 1, for which it must be vacuumed once.
-async fn allow_shrinking(connection: &mut SqliteConnection, place: &Place) -> Result<(), sqlx::Error> {
+async fn allow_shrinking(connection: &mut SqliteConnection, storage: &Storage) -> Result<(), sqlx::Error> {
     let (mode, size): (i64, i64) = sqlx::query_as(
         "SELECT (SELECT auto_vacuum FROM pragma_auto_vacuum), \
          (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size)",
@@ -254,7 +257,7 @@ async fn allow_shrinking(connection: &mut SqliteConnection, place: &Place) -> Re
     }
     if size > MAX_VACUUM {
         tracing::info!(
-            %place,
+            %storage,
             "the file was created by an earlier version and is too large to be vacuumed at the start: it reuses its free space and \
              doesn't shrink; to change that, stop all programs that use it and run `PRAGMA auto_vacuum = 2; VACUUM;` on it"
         );
@@ -265,7 +268,7 @@ async fn allow_shrinking(connection: &mut SqliteConnection, place: &Place) -> Re
         .await;
     // Needs disk space for a copy, and exclusive access. The next start retries.
     if let Err(error) = vacuumed {
-        tracing::debug!(%place, %error, "the file of an earlier version could not be vacuumed");
+        tracing::debug!(%storage, %error, "the file of an earlier version could not be vacuumed");
     }
     Ok(())
 }

@@ -74,7 +74,7 @@ async fn read_state(shared: &EmbeddedShared, consumer: &Consumer) -> Result<Cons
     let mut connection = shared.db().await?.reader().await?;
     let state = ConsumerState::read(&mut connection, consumer).await;
     let state = connection.finish("look for messages in", state)?;
-    state.ok_or_else(|| consumer.removed(&shared.place))
+    state.ok_or_else(|| consumer.removed(&shared.storage))
 }
 
 /// One transaction, which scans a bounded number of messages. Returns what it leased and the state before.
@@ -117,7 +117,7 @@ async fn fetch_once(
     };
     let result = transaction.await;
     let leased = connection.finish("fetch messages from", result)?;
-    leased.ok_or_else(|| consumer.removed(&shared.place))
+    leased.ok_or_else(|| consumer.removed(&shared.storage))
 }
 
 /// The transaction of a fetch.

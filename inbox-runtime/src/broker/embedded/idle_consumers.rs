@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::{clock::until, consumer_info, limits::IDLE_AFTER, place::Place, shared::EmbeddedShared};
+use super::{clock::until, consumer_info, limits::IDLE_AFTER, shared::EmbeddedShared, storage::Storage};
 use crate::broker::BrokerError;
 
 /// A consumer that keeps messages and has not been open for long.
 #[derive(Debug)]
 pub(super) struct IdleConsumer {
-    place: Place,
+    storage: Storage,
     group: String,
     subject: String,
     messages: u64,
@@ -28,7 +28,7 @@ impl IdleConsumer {
         } = self;
         let time = |time: Duration| humantime::format_duration(Duration::from_secs(time.as_secs()));
         tracing::warn!(
-            place = %self.place,
+            storage = %self.storage,
             group,
             subject,
             "the embedded broker keeps {messages} messages, the oldest of them {} old, for a durable consumer that no program has \
@@ -61,7 +61,7 @@ pub(super) async fn check(shared: &EmbeddedShared, wanted: bool) -> Result<Vec<I
         let messages = found.map_or(0, |found| found.waiting + found.ack_pending);
         if let Some(published_at) = published_at.filter(|_| messages > 0) {
             idle.push(IdleConsumer {
-                place: shared.place.clone(),
+                storage: shared.storage.clone(),
                 group,
                 subject,
                 messages,

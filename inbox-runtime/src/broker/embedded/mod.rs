@@ -14,7 +14,7 @@
 //!    ack_writer · cleanup · idle_consumers · consumer_info
 //!    shared                                         what clones, sources and leases share
 //!    db · wakeups · consumer · ack_queue            connections, pulls that wait, acks that wait
-//!    connection · message · place · retention · clock · limits
+//!    connection · message · storage · retention · clock · limits
 //! ```
 //!
 //! A consumer's position is the last message that it scanned; what it was delivered and hasn't settled are its pending rows.
@@ -27,7 +27,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use self::{consumer::Consumer, db::Db, place::Place, shared::EmbeddedShared, subscribe::OpenedConsumer};
+use self::{consumer::Consumer, db::Db, shared::EmbeddedShared, storage::Storage, subscribe::OpenedConsumer};
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
     delivery::Message,
@@ -49,10 +49,10 @@ mod lag;
 mod lease;
 mod limits;
 mod message;
-mod place;
 mod retention;
 mod shared;
 mod source;
+mod storage;
 mod subscribe;
 #[cfg(feature = "testing")]
 mod trace;
@@ -71,8 +71,9 @@ pub use self::{consumer_info::ConsumerInfo, lease::EmbeddedLease, source::Embedd
 /// machine: SQLite has one writer at a time, and the file must not be on a network file system.
 ///
 /// A message that all consumers of its subject have settled is deleted a day after its last acknowledgement, or as
-/// [`keep_for`](Self::keep_for) says. One whose subject no consumer has is kept for future ones; one that a consumer hasn't settled
-/// is kept until it has, or until the consumer is [removed](Self::remove_consumer).
+/// [`keep_for`](Self::keep_for) says. One that belongs to none, because none has its subject or all started
+/// after it, is kept for future ones; one that a consumer hasn't settled is kept until it has, or until the consumer is
+/// [removed](Self::remove_consumer).
 ///
 /// A new value does nothing yet. The file and its tables are created at first use, so that is also when errors are returned; the
 /// next call retries. Clones share the broker.
@@ -113,23 +114,23 @@ impl Embedded {
     /// `…-shm`.
     #[must_use]
     pub fn file(path: impl AsRef<Path>) -> Self {
-        Self::at(Place::file(path.as_ref()))
+        Self::at(Storage::file(path.as_ref()))
     }
 
     /// A broker in memory, which is dropped with its last clone, source and lease.
     #[must_use]
     pub fn memory() -> Self {
-        Self::at(Place::Memory)
+        Self::at(Storage::Memory)
     }
 
-    /// The broker of a URL: `embedded:memory`, or `embedded:` and a file, and `?keep=…` behind it. The error says what to write.
+    /// The broker of a URL: `embedded:memory`, or `embedded:` and a file, optionally followed by `?keep=…`. The error says what to write.
     pub(crate) fn from_url(url: &str) -> Result<Self, String> {
         crate::url::no_login(url)?;
         let rest = url.strip_prefix("embedded:").unwrap_or(url);
         let rest = rest.strip_prefix("//").unwrap_or(rest);
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (storage, query) = rest.split_once('?').unwrap_or((rest, ""));
         let keep = retention::parse(query)?;
-        let broker = match place {
+        let broker = match storage {
             "" => return Err("the broker's URL names no file; write embedded:broker.db or embedded:memory".to_owned()),
             "memory" => Self::memory(),
             file => Self::file(file),
@@ -167,9 +168,9 @@ impl Embedded {
         self
     }
 
-    fn at(place: Place) -> Self {
+    fn at(storage: Storage) -> Self {
         Self {
-            shared: Arc::new(EmbeddedShared::new(place)),
+            shared: Arc::new(EmbeddedShared::new(storage)),
         }
     }
 
@@ -322,7 +323,7 @@ impl Broker for Embedded {
         Ok(format!(
             "embedded {} ({}, SQLite {sqlite})",
             env!("CARGO_PKG_VERSION"),
-            self.shared.place
+            self.shared.storage
         ))
     }
 
@@ -352,6 +353,6 @@ impl Broker for Embedded {
     }
 
     fn file(&self) -> Option<PathBuf> {
-        self.shared.place.path().map(Path::to_owned)
+        self.shared.storage.path().map(Path::to_owned)
     }
 }

@@ -7,13 +7,15 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::{ack_queue::AckQueue, clock::Clock, db::Db, place::Place, retention::Retention, wakeups::Wakeups};
+use super::{
+    ack_queue::AckQueue, clock::BrokerClock, db::Db, retention::Retention, storage::Storage, wakeups::Wakeups,
+};
 use crate::broker::BrokerError;
 
 #[derive(Debug)]
 pub(super) struct EmbeddedShared {
-    pub(super) place: Place,
-    pub(super) clock: Clock,
+    pub(super) storage: Storage,
+    pub(super) clock: BrokerClock,
     pub(super) retention: Retention,
     /// Wakes the waiting pulls of this process.
     pub(super) wakeups: Wakeups,
@@ -39,10 +41,10 @@ impl Drop for BackgroundTasks {
 }
 
 impl EmbeddedShared {
-    pub(super) fn new(place: Place) -> Self {
+    pub(super) fn new(storage: Storage) -> Self {
         Self {
-            place,
-            clock: Clock::default(),
+            storage,
+            clock: BrokerClock::default(),
             retention: Retention::default(),
             wakeups: Wakeups::default(),
             acks: AckQueue::default(),
@@ -53,6 +55,6 @@ impl EmbeddedShared {
 
     /// The database, opened at first use.
     pub(super) async fn db(&self) -> Result<&Db, BrokerError> {
-        self.db.get_or_try_init(|| Db::open(&self.place)).await
+        self.db.get_or_try_init(|| Db::open(&self.storage)).await
     }
 }

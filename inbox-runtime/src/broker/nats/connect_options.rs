@@ -243,7 +243,7 @@ fn check_login(hosts: &str, parameters: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "the URL of NATS has an `@` behind something else than a user and a password; in these the signs , ? @ % # / : and & are \
+        "the URL of NATS has an `@` after something other than a user and a password; in these the characters , ? @ % # / : and & are \
          written as %2C %3F %40 %25 %23 %2F %3A and %26, and they stand at the first server or at each; write for example \
          {EXAMPLE}"
     ))
@@ -261,7 +261,7 @@ fn decoded(text: &str) -> Result<String, String> {
         }
         let digits = more.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
         let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(byte.ok_or("the URL of NATS has a `%` without two hex digits; write %25 for the sign itself")?);
+        bytes.push(byte.ok_or("the URL of NATS has a `%` without two hex digits; write %25 for the character itself")?);
         rest = &more[2..];
     }
     String::from_utf8(bytes).map_err(|_| "the URL of NATS has percent-encoded bytes that are no UTF-8".to_owned())

@@ -96,14 +96,14 @@ pub use self::{lease::NatsLease, source::NatsSource};
 /// # URL
 ///
 /// `nats://` or `tls://`, then servers separated by commas, each with a port (4222 if it has none). Before the first one:
-/// `user:password@` or `token@`. Behind `?`, separated by `&`, with the usual percent-encoding:
+/// `user:password@` or `token@`. After `?`, separated by `&`, with the usual percent-encoding:
 ///
 /// | parameter | meaning |
 /// |---|---|
 /// | `credentials=FILE` | a credentials file with a JWT and its seed |
 /// | `nkey=FILE` | a file with the seed of an nkey |
-/// | `ca=FILE` | certificates to trust besides the system's, in PEM |
-/// | `cert=FILE`, `key=FILE` | the client's own certificate and its key, in PEM |
+/// | `ca=FILE` | CA certificates to trust in addition to the system's, in PEM |
+/// | `cert=FILE`, `key=FILE` | the client's certificate and key, in PEM |
 /// | `tls_first=true` | TLS handshake before the server's `INFO` |
 /// | `create_stream=NAME:SUBJECTS` | creates that stream if it is missing; subjects are separated by commas |
 /// | `domain=NAME` | the JetStream domain, as [`domain`](Self::domain) |

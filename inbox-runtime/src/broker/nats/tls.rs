@@ -37,7 +37,7 @@ pub(super) fn config(ca: Option<&Path>, client: Option<&(PathBuf, PathBuf)>) -> 
     let Some((certificate, key)) = client else {
         return Ok(builder.with_no_client_auth());
     };
-    let identity = Identity {
+    let identity = ClientIdentity {
         provider,
         certificate: certificate.clone(),
         key: key.clone(),
@@ -63,13 +63,13 @@ fn ca_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> 
 
 /// The client's certificate and key.
 #[derive(Debug)]
-struct Identity {
+struct ClientIdentity {
     provider: Arc<CryptoProvider>,
     certificate: PathBuf,
     key: PathBuf,
 }
 
-impl Identity {
+impl ClientIdentity {
     fn read(&self) -> Result<CertifiedKey, String> {
         let chain = certificates(&self.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&self.key)
@@ -79,7 +79,7 @@ impl Identity {
     }
 }
 
-impl ResolvesClientCert for Identity {
+impl ResolvesClientCert for ClientIdentity {
     fn resolve(&self, _hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         // The server then reports that one is required.
         self.read()

@@ -17,7 +17,7 @@ const LOG_SIZE: &str = "4194304";
 
 /// Where the messages are kept.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(super) enum Storage {
     Memory,
     File {
         /// As configured, for logs and errors.
@@ -27,7 +27,7 @@ pub(super) enum Place {
     },
 }
 
-impl Place {
+impl Storage {
     pub(super) fn file(path: &Path) -> Self {
         Self::File {
             shown: path.to_owned(),
@@ -63,7 +63,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory => f.write_str("memory"),
