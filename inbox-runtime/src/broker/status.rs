@@ -32,15 +32,15 @@ struct Inner {
 }
 
 impl SourceStatus {
-    /// Marks a part of the source, such as a partition, as unreadable: something is missing or broken. The handler is not ready
-    /// while a part is blocked. At most 8 KiB of the reason are kept. For a message that failed there is
+    /// Marks a part of the source, such as a partition, as unreadable: something is missing or broken. The handler is
+    /// not ready while a part is blocked. At most 8 KiB of the reason are kept. For a message that failed there is
     /// [`back_off`](Self::back_off).
     pub fn set_blocked(&self, part: impl Into<String>, why: impl Into<String>) {
         self.lock().blocked.insert(part.into(), excerpt(why.into()));
     }
 
-    /// Marks a part of the source, such as a partition, as waiting for the back-off of a message that failed. It is shown in health
-    /// and leaves the handler ready: the other parts are read. At most 8 KiB of the reason are kept.
+    /// Marks a part of the source, such as a partition, as waiting for the back-off of a message that failed. It is
+    /// shown in health and leaves the handler ready: the other parts are read. At most 8 KiB of the reason are kept.
     pub fn back_off(&self, part: impl Into<String>, why: impl Into<String>) {
         self.lock().backing_off.insert(part.into(), excerpt(why.into()));
     }
@@ -52,14 +52,16 @@ impl SourceStatus {
         inner.backing_off.remove(part);
     }
 
-    /// Sets how many messages the *group* hasn't acknowledged, over all its processes: those in flight and those never delivered to
-    /// it. `None` if that is unknown or out of date. Brokers refresh it in the background, at most every 5 seconds.
+    /// Sets how many messages the *group* hasn't acknowledged, over all its processes: those in flight and those never
+    /// delivered to it. `None` if that is unknown or out of date. Brokers refresh it in the background, at most every 5
+    /// seconds.
     pub fn set_lag(&self, messages: Option<u64>) {
         self.lock().lag = messages;
     }
 
-    /// Sets how many acknowledgements the broker hasn't confirmed as durable, those included that it never will, since their
-    /// messages were redelivered to another consumer. For brokers whose [`Lease::ack`](crate::Lease::ack) returns before that.
+    /// Sets how many acknowledgements the broker hasn't confirmed as durable, those included that it never will, since
+    /// their messages were redelivered to another consumer. For brokers whose [`Lease::ack`](crate::Lease::ack) returns
+    /// before that.
     pub fn set_unconfirmed(&self, acknowledgements: u64) {
         self.lock().unconfirmed = acknowledgements;
     }

@@ -316,7 +316,8 @@ async fn child_handles_and_deletes() {
     }
 }
 
-/// A file of version 1, in which `a` has settled the first two of four messages and holds the third, and `n` started after the third.
+/// A file of version 1, in which `a` has settled the first two of four messages and holds the third, and `n` started
+/// after the third.
 async fn version_1(path: &Path) {
     let mut file = raw(path).await;
     sqlx::raw_sql(include_str!("../../src/broker/embedded/schema.sql"))

@@ -36,8 +36,8 @@ const SUBJECTS: [&str; 11] = [
     "const.>",
 ];
 
-/// An account for one test on the servers that the tests of a process share. A server needs long to set up an account, so there are
-/// no more servers than are needed.
+/// An account for one test on the servers that the tests of a process share. A server needs long to set up an account,
+/// so there are no more servers than are needed.
 fn account() -> JetStream {
     static SHARED: Mutex<(Vec<Server>, u32)> = Mutex::new((Vec::new(), ACCOUNTS));
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -160,8 +160,8 @@ impl TestBroker for NatsJetStream {
         Some(self.account.url())
     }
 
-    /// A server has no test clock. Naks every pending message instead, which redelivers it at once, as an expired lease or back-off
-    /// does.
+    /// A server has no test clock. Naks every pending message instead, which redelivers it at once, as an expired lease
+    /// or back-off does.
     async fn pass(&self, _time: Duration) {
         let listed = self
             .account

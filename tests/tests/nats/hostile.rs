@@ -1,4 +1,5 @@
-//! Messages of other publishers: headers that the client library can't parse, payloads that look like statuses of the server.
+//! Messages of other publishers: headers that the client library can't parse, payloads that look like statuses of the
+//! server.
 
 use std::time::Duration;
 

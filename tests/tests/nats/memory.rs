@@ -21,8 +21,9 @@ fn memory() -> (usize, usize) {
     (of("VmRSS"), of("VmHWM"))
 }
 
-/// Many large messages are in flight when the connection is cut three times. They are redelivered when their leases expire, and must
-/// not be fetched before. Returns how many bytes the server has sent after the first cut, and by how many this process has grown.
+/// Many large messages are in flight when the connection is cut three times. They are redelivered when their leases
+/// expire, and must not be fetched before. Returns how many bytes the server has sent after the first cut, and by how
+/// many this process has grown.
 async fn cut_with_in_flight(count: usize) -> (u64, usize) {
     let server = server().await;
     let world = world_on(&server).await;

@@ -76,8 +76,8 @@ async fn g11_new_messages_at_positions_of_a_restored_stream_are_handled() {
     );
 }
 
-/// The copy is older than the group's durable, and the program keeps running: its checkpoint is after the last message of the
-/// restored stream.
+/// The copy is older than the group's durable, and the program keeps running: its checkpoint is after the last message
+/// of the restored stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g11_a_restored_stream_is_read_from_its_first_message() {
     let server = server().await;

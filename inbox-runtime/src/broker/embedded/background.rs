@@ -163,7 +163,8 @@ const FIRST_CHECK: Duration = Duration::from_secs(5);
 /// The interval at which the consumers of this process are recorded as open.
 const CHECK_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Records the consumers of this process as open. Soon after the start and once a day, warns of those that are idle and keep messages.
+/// Records the consumers of this process as open. Soon after the start and once a day, warns of those that are idle and
+/// keep messages.
 async fn check_consumers(shared: Weak<EmbeddedShared>) {
     let mut warned_at: Option<Instant> = None;
     sleep(FIRST_CHECK).await;

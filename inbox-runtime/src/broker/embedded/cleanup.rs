@@ -1,7 +1,8 @@
 //! Deletes messages that every consumer has settled, after the retention time, and shrinks the file.
 //!
-//! Each step is one short transaction, so that writers don't wait and a process may die between any two. Whether a message is
-//! settled is decided under the write lock: a consumer that is created concurrently finds the message, or doesn't.
+//! Each step is one short transaction, so that writers don't wait and a process may die between any two. Whether a
+//! message is settled is decided under the write lock: a consumer that is created concurrently finds the message, or
+//! doesn't.
 
 use std::collections::BTreeSet;
 
@@ -160,8 +161,8 @@ impl MessageOwners {
         })
     }
 
-    /// Whether the message belongs to a consumer, and all that it belongs to have settled it. One that belongs to none is kept for
-    /// future consumers.
+    /// Whether the message belongs to a consumer, and all that it belongs to have settled it. One that belongs to none
+    /// is kept for future consumers.
     fn have_settled(&self, candidate: &Candidate) -> bool {
         let Candidate {
             seq,
@@ -187,8 +188,8 @@ async fn delete(connection: &mut SqliteConnection, sql: &'static str, seqs: &[i6
     Ok(())
 }
 
-/// Returns some free pages to the file system. Returns whether there are more than are kept for the next writes: an eighth of the
-/// file.
+/// Returns some free pages to the file system. Returns whether there are more than are kept for the next writes: an
+/// eighth of the file.
 pub(super) async fn shrink(shared: &EmbeddedShared) -> Result<bool, BrokerError> {
     let mut connection = shared.db().await?.reader().await?;
     let sizes = sqlx::query_as(

@@ -77,8 +77,9 @@ pub(super) struct ConnectionGuard<'a> {
 }
 
 impl ConnectionGuard<'_> {
-    /// Unlocks the connection after `action` ended with `result`. After an error it is reopened: after a full disk, for one, SQLite
-    /// has rolled back and sqlx believes itself in a transaction for ever. A database in memory can't be reopened.
+    /// Unlocks the connection after `action` ended with `result`. After an error it is reopened: after a full disk, for
+    /// one, SQLite has rolled back and sqlx believes itself in a transaction for ever. A database in memory can't be
+    /// reopened.
     pub(super) fn finish<T>(self, action: &str, result: Result<T, sqlx::Error>) -> Result<T, BrokerError> {
         if result.is_err() && matches!(self.owner.storage, Storage::File { .. }) {
             self.owner.failed.store(true, Ordering::Relaxed);

@@ -25,7 +25,8 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    /// The error after it was removed. It is not recreated under a running program, which would repeat or skip messages unasked.
+    /// The error after it was removed. It is not recreated under a running program, which would repeat or skip messages
+    /// unasked.
     pub(super) fn removed(&self, storage: &Storage) -> BrokerError {
         let Self { group, subject, .. } = self;
         BrokerError::Unavailable {
@@ -107,8 +108,8 @@ impl ConsumerState {
         consumer.ordered && leased
     }
 
-    /// Whether a pending delivery is due. One that was leased in the future is: the clock was put back, and its due time could be
-    /// years away.
+    /// Whether a pending delivery is due. One that was leased in the future is: the clock was put back, and its due
+    /// time could be years away.
     pub(super) fn has_due(&self, now: i64) -> bool {
         self.visible_at.is_some_and(|at| at <= now) || self.taken_at.is_some_and(|at| at > now)
     }

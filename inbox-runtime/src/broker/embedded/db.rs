@@ -17,8 +17,8 @@ const APPLICATION_ID: i64 = 0x4942_5831;
 /// The version of the schema.
 const SCHEMA_VERSION: i64 = 2;
 
-/// The open database: one connection for each kind of work, kept open. A pool pings each connection that is returned, which takes as
-/// long as the work; and a database in memory ends with its connection.
+/// The open database: one connection for each kind of work, kept open. A pool pings each connection that is returned,
+/// which takes as long as the work; and a database in memory ends with its connection.
 #[derive(Debug)]
 pub(super) struct Db {
     /// Syncs each commit. The only one in memory.
@@ -26,8 +26,8 @@ pub(super) struct Db {
     /// For writes that a power failure may undo, which causes a redelivery.
     relaxed: Option<DbConnection>,
     reader: Option<DbConnection>,
-    /// Held while this process writes: a fair queue. SQLite's own lock retries with a growing sleep, so that frequent writers starve
-    /// the others.
+    /// Held while this process writes: a fair queue. SQLite's own lock retries with a growing sleep, so that frequent
+    /// writers starve the others.
     write_turn: Mutex<()>,
     /// The random id of the database, a part of each position.
     pub(super) instance: String,
@@ -124,8 +124,8 @@ async fn open(storage: &Storage) -> Result<(SqliteConnection, String), BrokerErr
     loop {
         match try_open(&options, storage).await {
             Ok(opened) => return Ok(opened),
-            // SQLite's busy timeout doesn't apply where waiting could deadlock, as in the change to WAL, when several processes
-            // create a file at once.
+            // SQLite's busy timeout doesn't apply where waiting could deadlock, as in the change to WAL, when several
+            // processes create a file at once.
             Err(DbOpenError::Sql(error)) if is_busy(&error) && Instant::now() < deadline => {
                 tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
                 pause = (pause * 2).min(Duration::from_millis(100));

@@ -45,8 +45,8 @@ impl Fetched {
     }
 }
 
-/// Leases at most `max` deliveries, in the order of their messages; redeliveries come before new ones. Unless some are `expected`,
-/// first checks whether there are any, without a lock, so that waiting pulls don't hinder writers.
+/// Leases at most `max` deliveries, in the order of their messages; redeliveries come before new ones. Unless some are
+/// `expected`, first checks whether there are any, without a lock, so that waiting pulls don't hinder writers.
 ///
 /// Not cancel safe: dropped, it may leave leases without an owner. Callers spawn it.
 pub(super) async fn fetch(
@@ -229,8 +229,8 @@ impl FetchTx<'_> {
     }
 }
 
-/// A GLOB pattern for at least the subjects that `pattern` matches: its `*` also matches dots. Subjects have no other characters
-/// with a meaning in GLOB.
+/// A GLOB pattern for at least the subjects that `pattern` matches: its `*` also matches dots. Subjects have no other
+/// characters with a meaning in GLOB.
 fn glob(pattern: &str) -> String {
     pattern.replace('>', "*")
 }

@@ -41,8 +41,8 @@ impl IdleConsumer {
     }
 }
 
-/// Records that the consumers of this process are open. Returns those of all programs that have not been open for long, if that is
-/// `wanted`.
+/// Records that the consumers of this process are open. Returns those of all programs that have not been open for long,
+/// if that is `wanted`.
 pub(super) async fn check(shared: &EmbeddedShared, wanted: bool) -> Result<Vec<IdleConsumer>, BrokerError> {
     let now = shared.clock.now();
     let ours = shared.wakeups.consumer_ids();

@@ -1,20 +1,20 @@
 //! The embedded broker: in a SQLite file of its own, or in memory.
 //!
 //! ```text
-//!  publish ─▶ messages ─▶ waiting ─ fetch ─▶ pending ─ ack ─▶ settled ─ retention ─▶ deleted
-//!                                             │  ▲
-//!                           nak, lease expires│  │fetch
-//!                                             ▼  │
-//!                                             due
+//!  publish ─▶ waiting ─ fetch ─▶ pending ─ ack ─▶ settled ─ retention ─▶ deleted
+//!                                │    ▲
+//!          nak or lease expired  ▼    │  fetch
+//!                            redelivery due
 //!
-//!  floors, top to bottom; each uses only what is below it
-//!    mod                                            Embedded: the public type
-//!    source · background                            pulls; background tasks
-//!    lease · fetch · subscribe · lag · trace        what a source does on the database
-//!    ack_writer · cleanup · idle_consumers · consumer_info
-//!    shared                                         what clones, sources and leases share
-//!    db · wakeups · consumer · ack_queue            connections, pulls that wait, acks that wait
-//!    connection · message · storage · retention · clock · limits
+//!  floors; a line uses only itself and what is below it
+//!    mod                                                    Embedded, the public type
+//!    source · background                                    pulls, background tasks
+//!    lease · fetch · subscribe · lag · trace                a source's statements
+//!    ack_writer · cleanup · idle_consumers · consumer_info  other statements
+//!    shared                                                 what clones, sources and leases share
+//!    db · wakeups · ack_queue                               connections, waiting pulls, acks to be written
+//!    consumer · connection · message
+//!    storage · retention · clock · limits
 //! ```
 //!
 //! A consumer's position is the last message that it scanned; what it was delivered and hasn't settled are its pending rows.
@@ -64,23 +64,24 @@ pub use self::{consumer_info::ConsumerInfo, lease::EmbeddedLease, source::Embedd
 
 /// A message broker that needs no server: in a SQLite file of its own, or in memory.
 ///
-/// It behaves like JetStream pull consumers, so that a handler that was developed on it runs there unchanged: each (group,
-/// subject) is a durable consumer; a delivery is leased for the ack-wait and redelivered when it isn't acknowledged by then, or
-/// when it was nakked and the delay is over; redeliveries come before new messages, and an ordered subscription waits for them.
-/// Several programs may share a file; they share the work of a group. It is meant for tests, first steps and services on one
-/// machine: SQLite has one writer at a time, and the file must not be on a network file system.
+/// It behaves like JetStream pull consumers, so that a handler that was developed on it runs there unchanged: each
+/// (group, subject) is a durable consumer; a delivery is leased for the ack-wait and redelivered when it isn't
+/// acknowledged by then, or when it was nakked and the delay is over; redeliveries come before new messages, and an
+/// ordered subscription waits for them. Several programs may share a file; they share the work of a group. It is meant
+/// for tests, first steps and services on one machine: SQLite has one writer at a time, and the file must not be on a
+/// network file system.
 ///
 /// A message that all consumers of its subject have settled is deleted a day after its last acknowledgement, or as
 /// [`keep_for`](Self::keep_for) says. One that belongs to none, because none has its subject or all started
 /// after it, is kept for future ones; one that a consumer hasn't settled is kept until it has, or until the consumer is
 /// [removed](Self::remove_consumer).
 ///
-/// A new value does nothing yet. The file and its tables are created at first use, so that is also when errors are returned; the
-/// next call retries. Clones share the broker.
+/// A new value does nothing yet. The file and its tables are created at first use, so that is also when errors are
+/// returned; the next call retries. Clones share the broker.
 ///
 /// The file must not be that of the application's own database, and a SQLite database that isn't a broker's is refused.
-/// It has an id that is part of every message's position, so positions of different files differ; a restored backup keeps the id and
-/// reuses the sequence numbers that were lost.
+/// It has an id that is part of every message's position, so positions of different files differ; a restored backup
+/// keeps the id and reuses the sequence numbers that were lost.
 ///
 /// ```
 /// use std::time::Duration;
@@ -110,8 +111,8 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// A broker in a file, which is created if it is missing (its folder is not). SQLite keeps two more files beside it, `…-wal` and
-    /// `…-shm`.
+    /// A broker in a file, which is created if it is missing (its folder is not). SQLite keeps two more files beside
+    /// it, `…-wal` and `…-shm`.
     #[must_use]
     pub fn file(path: impl AsRef<Path>) -> Self {
         Self::at(Storage::file(path.as_ref()))
@@ -123,7 +124,8 @@ impl Embedded {
         Self::at(Storage::Memory)
     }
 
-    /// The broker of a URL: `embedded:memory`, or `embedded:` and a file, optionally followed by `?keep=…`. The error says what to write.
+    /// The broker of a URL: `embedded:memory`, or `embedded:` and a file, optionally followed by `?keep=…`. The error
+    /// says what to write.
     pub(crate) fn from_url(url: &str) -> Result<Self, String> {
         crate::url::no_login(url)?;
         let rest = url.strip_prefix("embedded:").unwrap_or(url);
@@ -141,8 +143,9 @@ impl Embedded {
         Ok(broker)
     }
 
-    /// Sets how long a message is kept after its last acknowledgement, for this broker and its clones; a day by default. In a URL it
-    /// is `embedded:broker.db?keep=1h`. Where several programs share a file the shortest time applies.
+    /// Sets how long a message is kept after its last acknowledgement, for this broker and its clones; a day by
+    /// default. In a URL it is `embedded:broker.db?keep=1h`. Where several programs share a file the shortest time
+    /// applies.
     ///
     /// ```
     /// use std::time::Duration;
@@ -209,8 +212,8 @@ impl Embedded {
         )))
     }
 
-    /// How far the durable consumer of `group` and `subject` (exactly as subscribed) is; `None` if there is none. Scans the waiting
-    /// messages.
+    /// How far the durable consumer of `group` and `subject` (exactly as subscribed) is; `None` if there is none. Scans
+    /// the waiting messages.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -239,9 +242,10 @@ impl Embedded {
         consumer_info::consumers(&self.shared, None).await
     }
 
-    /// Removes the durable consumer of `group` and `subject` (exactly as subscribed), for a group that doesn't come back: it loses the
-    /// messages that it hasn't settled, and they are deleted when no other consumer needs them. Returns whether it existed. A
-    /// program that has it open reports an error from then on; a later subscription creates a new one.
+    /// Removes the durable consumer of `group` and `subject` (exactly as subscribed), for a group that doesn't come
+    /// back: it loses the messages that it hasn't settled, and they are deleted when no other consumer needs them.
+    /// Returns whether it existed. A program that has it open reports an error from then on; a later subscription
+    /// creates a new one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -34,8 +34,8 @@ impl Retention {
     }
 }
 
-/// Parses the query of a URL: `keep=1h`, or `keep=forever`, which is [`Duration::MAX`]; `None` if it is empty. The error says what to
-/// write.
+/// Parses the query of a URL: `keep=1h`, or `keep=forever`, which is [`Duration::MAX`]; `None` if it is empty. The
+/// error says what to write.
 pub(super) fn parse(query: &str) -> Result<Option<Duration>, String> {
     let mut keep = None;
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {

@@ -30,8 +30,8 @@ pub struct EmbeddedSource {
     consumer: Arc<Consumer>,
     /// In milliseconds, as of the last fetch.
     ack_wait: i64,
-    /// A fetch, in a task of its own: a pull that is dropped meanwhile leaves it to the next one. In the pull itself its deliveries
-    /// would be leased without an owner.
+    /// A fetch, in a task of its own: a pull that is dropped meanwhile leaves it to the next one. In the pull itself
+    /// its deliveries would be leased without an owner.
     fetching: Option<JoinHandle<Result<Fetched, BrokerError>>>,
     /// Whether the last fetch found something.
     expects_more: bool,

@@ -73,8 +73,8 @@ impl Binding {
         jetstream.api_subject(&format!("CONSUMER.MSG.NEXT.{stream}.{name}"))
     }
 
-    /// Sends a pull request for at most `max` messages: those that are ready, or those that come within `wait`. Returns its number;
-    /// `None` if not connected.
+    /// Sends a pull request for at most `max` messages: those that are ready, or those that come within `wait`. Returns
+    /// its number; `None` if not connected.
     pub(super) fn send_pull(&mut self, jetstream: &JetStream, max: usize, wait: Option<Duration>) -> Option<u64> {
         let body = match wait {
             None => json!({ "batch": max, "no_wait": true }),

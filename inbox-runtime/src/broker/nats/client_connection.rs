@@ -1,5 +1,5 @@
-//! The client library's connection, for API requests, acks and publishing. The library reconnects it; a client whose task has
-//! ended is replaced.
+//! The client library's connection, for API requests, acks and publishing. The library reconnects it; a client whose
+//! task has ended is replaced.
 
 use std::{
     sync::{
@@ -110,8 +110,8 @@ impl ClientConnection {
         live.as_ref().filter(|live| !live.ended.load(Ordering::SeqCst)).cloned()
     }
 
-    /// The client, which keeps connecting in the background if no server can be reached now. Fails when the servers reject the
-    /// credentials, or a file can't be read.
+    /// The client, which keeps connecting in the background if no server can be reached now. Fails when the servers
+    /// reject the credentials, or a file can't be read.
     async fn client(&self) -> Result<Client, BrokerError> {
         if let Some(live) = self.live() {
             return Ok(live.client);

@@ -230,8 +230,8 @@ fn new_stream(text: &str) -> Result<NewStream, String> {
     })
 }
 
-/// Checks where the login is. A reserved character of a password that isn't percent-encoded would end the login, and the rest of
-/// the password would be parsed as a host or a parameter and be repeated in errors.
+/// Checks where the login is. A reserved character of a password that isn't percent-encoded would end the login, and
+/// the rest of the password would be parsed as a host or a parameter and be repeated in errors.
 fn check_login(hosts: &str, parameters: &str) -> Result<(), String> {
     let logins: Vec<_> = hosts.split(',').map(|host| host.contains('@')).collect();
     let first = logins.first() == Some(&true);

@@ -30,8 +30,8 @@ fn wanted_fields(subscription: &Subscription, stream: &StreamInfo) -> [(&'static
     ]
 }
 
-/// One for an ordered subscription, else unlimited: a message that waits for its back-off is pending too, and must not keep others
-/// from being delivered.
+/// One for an ordered subscription, else unlimited: a message that waits for its back-off is pending too, and must not
+/// keep others from being delivered.
 fn max_ack_pending(subscription: &Subscription, stream: &StreamInfo) -> i64 {
     let limit = stream.config.consumer_limits.max_ack_pending;
     match subscription.ordered {
@@ -169,7 +169,8 @@ impl DeliverPolicy {
         )
     }
 
-    /// Where the consumer of a subscription starts: after the checkpoint of the one that it replaces, or as the subscription says.
+    /// Where the consumer of a subscription starts: after the checkpoint of the one that it replaces, or as the
+    /// subscription says.
     pub(super) fn of(
         subscription: &Subscription,
         stream: &StreamInfo,

@@ -18,8 +18,8 @@ use crate::broker::BrokerError;
 pub(super) const GROUP_KEY: &str = "inbox_group";
 pub(super) const SUBJECT_KEY: &str = "inbox_subject";
 
-/// The name of the durable of a group and a subject: both, with the characters that NATS forbids replaced by ones that neither may
-/// contain, so that the name is unique.
+/// The name of the durable of a group and a subject: both, with the characters that NATS forbids replaced by ones that
+/// neither may contain, so that the name is unique.
 pub(super) fn name(group: &str, subject: &str) -> Result<String, BrokerError> {
     let replaced = |text: &str| text.replace('.', ",").replace('*', "+").replace('>', "#");
     let name = format!("{}@{}", replaced(group), replaced(subject));

@@ -26,8 +26,8 @@ struct Epoch {
 }
 
 impl StreamEpochs {
-    /// When the stream was created; `None` if it has to be requested. A sequence number that is not larger than an earlier one
-    /// belongs to a stream that was recreated.
+    /// When the stream was created; `None` if it has to be requested. A sequence number that is not larger than an
+    /// earlier one belongs to a stream that was recreated.
     pub(super) fn get(&self, stream: &str, seq: u64, duplicate: bool) -> Option<Created> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let epoch = all.get_mut(stream)?;

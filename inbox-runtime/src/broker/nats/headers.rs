@@ -23,8 +23,8 @@ pub(super) fn to_header_map(headers: &Headers) -> Result<HeaderMap, BrokerError>
     Ok(map)
 }
 
-/// Parses a raw header block leniently: every line with a name is kept, invalid ones included. A line that begins with a space
-/// continues the value before it.
+/// Parses a raw header block leniently: every line with a name is kept, invalid ones included. A line that begins with
+/// a space continues the value before it.
 pub(super) fn parse_block(block: &[u8]) -> Headers {
     let mut all: Vec<(String, Vec<u8>)> = Vec::new();
     for line in lines(block).skip(1) {

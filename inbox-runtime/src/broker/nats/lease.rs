@@ -12,8 +12,8 @@ use crate::broker::{BrokerError, Lease};
 
 /// Settles one delivery of a JetStream consumer.
 ///
-/// The server accepts an ack, nak or progress for a message from anybody, earlier consumers included. So a lease that may be lost,
-/// by our clock or because the consumer was recreated, sends nothing but acks.
+/// The server accepts an ack, nak or progress for a message from anybody, earlier consumers included. So a lease that
+/// may be lost, by our clock or because the consumer was recreated, sends nothing but acks.
 #[derive(Debug)]
 pub struct NatsLease {
     jetstream: Arc<JetStream>,
@@ -75,8 +75,8 @@ impl NatsLease {
 }
 
 impl Lease for NatsLease {
-    /// Acknowledges the message, whoever has its lease: the work is done. Not when the stream was recreated: the same sequence
-    /// number is another message there.
+    /// Acknowledges the message, whoever has its lease: the work is done. Not when the stream was recreated: the same
+    /// sequence number is another message there.
     async fn ack(&self) -> Result<(), BrokerError> {
         if self.durable.is_stream_replaced() {
             return Err(self.lost());

@@ -17,8 +17,8 @@ use super::{
 use crate::{broker::BrokerError, error_chain::text};
 
 impl NatsSource {
-    /// Binds at the start, if that is possible now; otherwise reports why, and the next pull retries. Fails only for what waiting
-    /// doesn't help.
+    /// Binds at the start, if that is possible now; otherwise reports why, and the next pull retries. Fails only for
+    /// what waiting doesn't help.
     pub(super) async fn bind_at_start(&mut self) -> Result<(), BrokerError> {
         match self.jetstream.connected().await {
             Ok(()) => {}

@@ -35,8 +35,8 @@ impl fmt::Debug for Login {
 }
 
 impl Login {
-    /// The fields of `CONNECT`, with the server's nonce signed. Reads the files, so that a rotated seed or JWT is used from the
-    /// next connect on.
+    /// The fields of `CONNECT`, with the server's nonce signed. Reads the files, so that a rotated seed or JWT is used
+    /// from the next connect on.
     pub(super) fn auth(&self, nonce: &[u8]) -> Result<Auth, String> {
         let mut auth = Auth::new();
         match self {

@@ -2,22 +2,22 @@
 //!
 //! ```text
 //!  publish ─▶ stream ─▶ consumer ─ pull ─▶ pending ─ ack ─▶ done
-//!                                           │  ▲
-//!                             nak or ack_wait │ pull
-//!                                           ▼  │
-//!                                       redelivery due
+//!                                          │    ▲
+//!                         nak or ack_wait  ▼    │  pull
+//!                                      redelivery due
 //!
-//!  floors, top to bottom; each uses only what is below it
-//!    mod                                             Nats: the public type
-//!    publish · orphans · pull                        what a caller does
-//!    receive                                         deliveries, delete markers, statuses
+//!  floors; a line uses only itself and what is below it
+//!    mod                                             Nats, the public type
+//!    publish · orphans · pull                        what the runtime calls
+//!    receive                                         deliveries, delete markers, statuses of pull requests
 //!    lifecycle                                       binds a source to its consumer, notices when that is lost
 //!    source · binding · lease                        state of a source, of its binding, of a delivery
-//!    provision · monitor                             creates or updates a consumer; observes it
+//!    provision · monitor                             creates and updates a consumer, observes it
 //!    consumer_config · stream · durable · ack_batch  JetStream's objects
 //!    jetstream                                       both connections, API requests
-//!    client_connection · delivery_connection         the client library's connection; our own
-//!    handshake · protocol · connect_options · login · tls · permissions · epochs · headers · ack_subject · error · limits
+//!    client_connection · delivery_connection         the client library's connection, our own
+//!    handshake · connect_options
+//!    protocol · login · tls · permissions · epochs · headers · ack_subject · error · limits
 //! ```
 //!
 //! Why `$JS.API` and an own connection for deliveries instead of `async_nats::jetstream`:
@@ -26,13 +26,14 @@
 //!   others. The own connection doesn't interpret header blocks (`protocol`); `client_connection` replaces a client that died.
 //! * F44: the server accepts an ack or nak from an earlier consumer of a message. The library's messages know neither their age
 //!   nor whether the consumer was recreated; a [`NatsLease`] does, and sends nothing but acks when it may be lost.
-//! * F49: a consumer or stream can vanish without a status, or be recreated under the same name. The library notices a missing
-//!   heartbeat, not that. `monitor` compares creation times every few seconds, the advisory of a deleted stream is subscribed to,
-//!   and consumer sequences that start again are noticed (`receive`).
-//! * F50: a reconnect loses the pull request in flight. `binding` tracks it, so that it is sent again at once, and so that `close`
-//!   can nak what it still delivers; the library's stream drops what it has prefetched.
+//! * F49: a consumer or stream can vanish without a status, or be recreated under the same name. The library notices a
+//!   missing heartbeat, not that. `monitor` compares creation times every few seconds, the advisory of a deleted stream is
+//!   subscribed to, and consumer sequences that start again are noticed (`receive`).
+//! * F50: a reconnect loses the pull request in flight. `binding` tracks it, so that it is sent again at once, and so that
+//!   `close` can nak what it still delivers; the library's stream drops what it has prefetched.
 //!
-//! Besides, `get_or_create_consumer` compares no configurations (`consumer_config` does), and the library has no batched acks.
+//! Besides, `get_or_create_consumer` compares no configurations (`consumer_config` does), and the library has no
+//! batched acks.
 
 use std::sync::Arc;
 
@@ -81,17 +82,18 @@ pub use self::{lease::NatsLease, source::NatsSource};
 /// NATS JetStream, version 2.10 or later.
 ///
 /// Each (group, subject) is a durable pull consumer with explicit acks on the stream that holds the subject, named
-/// `billing@order,created` (`.` becomes `,`, `*` becomes `+`, `>` becomes `#`). It is created if it is missing; a configuration
-/// that differs is updated, or is a start error with the wanted and the actual value. It is never deleted: delete the durables of
-/// groups that you give up (those of a group's former subjects are reported at the start).
+/// `billing@order,created` (`.` becomes `,`, `*` becomes `+`, `>` becomes `#`). It is created if it is missing; a
+/// configuration that differs is updated, or is a start error with the wanted and the actual value. It is never
+/// deleted: delete the durables of groups that you give up (those of a group's former subjects are reported at the
+/// start).
 ///
-/// Streams are yours: they are created only on request, by [`create_stream`](Self::create_stream) or in the URL. While a server
-/// can't be reached or a stream is missing, the inbox retries, is not ready and reports why. A durable or a stream that is deleted
-/// is noticed within seconds, and a durable is recreated: it starts after the ack floor of a few seconds ago, and what is
-/// redelivered is deduplicated.
+/// Streams are yours: they are created only on request, by [`create_stream`](Self::create_stream) or in the URL. While
+/// a server can't be reached or a stream is missing, the inbox retries, is not ready and reports why. A durable or a
+/// stream that is deleted is noticed within seconds, and a durable is recreated: it starts after the ack floor of a few
+/// seconds ago, and what is redelivered is deduplicated.
 ///
-/// A new value does nothing yet: its two connections are opened at first use, and reopened whenever they are lost. Clones share
-/// them.
+/// A new value does nothing yet: its two connections are opened at first use, and reopened whenever they are lost.
+/// Clones share them.
 ///
 /// # URL
 ///
@@ -143,8 +145,8 @@ impl Nats {
         }
     }
 
-    /// Creates a stream with these subjects if it is missing when it is needed, with file storage and the server's default limits.
-    /// An existing one is left as it is.
+    /// Creates a stream with these subjects if it is missing when it is needed, with file storage and the server's
+    /// default limits. An existing one is left as it is.
     ///
     /// ```
     /// # fn main() -> Result<(), inbox_runtime::BrokerError> {
@@ -184,8 +186,8 @@ impl Nats {
         self.try_change(|options| options.set_domain(domain))
     }
 
-    /// Sets the prefix of JetStream API subjects, `$JS.API` by default: the name under which an account has imported the API of
-    /// another one.
+    /// Sets the prefix of JetStream API subjects, `$JS.API` by default: the name under which an account has imported
+    /// the API of another one.
     ///
     /// # Errors
     ///
@@ -202,8 +204,8 @@ impl Nats {
         self.try_change(|options| options.set_api_prefix(prefix))
     }
 
-    /// Sets the prefix of inbox subjects, on which answers and deliveries are received, `_INBOX` by default, so that a program can be
-    /// granted the permission for its own ones only.
+    /// Sets the prefix of inbox subjects, on which answers and deliveries are received, `_INBOX` by default, so that a
+    /// program can be granted the permission for its own ones only.
     ///
     /// # Errors
     ///
@@ -233,16 +235,17 @@ impl Nats {
         changed.map(|()| broker).map_err(BrokerError::Invalid)
     }
 
-    /// Publishes a message; returns when a stream has stored it. The message's id is sent as `Nats-Msg-Id`, by which the server
-    /// deduplicates within the stream's duplicate window (two minutes by default).
+    /// Publishes a message; returns when a stream has stored it. The message's id is sent as `Nats-Msg-Id`, by which
+    /// the server deduplicates within the stream's duplicate window (two minutes by default).
     ///
     /// # Errors
     ///
-    /// [`BrokerError::Refused`] when this message is never accepted: the subject is invalid for a publish, the permission to
-    /// publish to it is missing, it is larger than the server or the stream allows, a condition in its headers isn't met, or NATS
-    /// can't carry it (a header that is null, not UTF-8 or has a line break; a null payload). [`BrokerError::NotNow`] when no
-    /// stream holds the subject or its leader is being elected, or the stream is full and discards nothing.
-    /// [`BrokerError::Unavailable`] when no server can be reached, or none confirmed the message: it may be stored or not.
+    /// [`BrokerError::Refused`] when this message is never accepted: the subject is invalid for a publish, the
+    /// permission to publish to it is missing, it is larger than the server or the stream allows, a condition in its
+    /// headers isn't met, or NATS can't carry it (a header that is null, not UTF-8 or has a line break; a null
+    /// payload). [`BrokerError::NotNow`] when no stream holds the subject or its leader is being elected, or the stream
+    /// is full and discards nothing. [`BrokerError::Unavailable`] when no server can be reached, or none confirmed the
+    /// message: it may be stored or not.
     ///
     /// # Cancel safety
     ///

@@ -32,8 +32,8 @@ impl From<&Durable> for ConsumerInUse {
     }
 }
 
-/// Warns of the handlers' durables on streams that used to hold their subjects and have unsettled messages. Best effort: what can't
-/// be read is skipped.
+/// Warns of the handlers' durables on streams that used to hold their subjects and have unsettled messages. Best
+/// effort: what can't be read is skipped.
 pub(super) async fn warn_of_old_streams(jetstream: Arc<JetStream>, used: Vec<ConsumerInUse>) {
     for stream in all_streams(&jetstream)
         .await

@@ -20,7 +20,8 @@ use crate::{
 /// The header by which the server deduplicates.
 const MSG_ID: &str = "Nats-Msg-Id";
 
-/// Codes of temporary errors with status 400: the account's limit is reached, the stream is sealed, the same id is being ack.
+/// Codes of temporary errors with status 400: the account's limit is reached, the stream is sealed, the same id is
+/// being stored.
 const TEMPORARY: [u64; 3] = [10002, 10109, 10158];
 
 pub(super) async fn publish(jetstream: &JetStream, message: Message) -> Result<Published, BrokerError> {
@@ -55,7 +56,7 @@ fn wire_headers(message: &Message) -> Result<async_nats::HeaderMap, BrokerError>
     Ok(headers)
 }
 
-/// Classifies an error: the message is refused, can't be stored now, or may have been ack.
+/// Classifies an error: the message is refused, can't be stored now, or may have been stored.
 fn not_published(error: RequestError, subject: &str) -> BrokerError {
     let refused = |message| BrokerError::Refused { message, source: None };
     let not_now = |message| BrokerError::NotNow { message, source: None };
@@ -91,7 +92,8 @@ struct PublishAck {
     duplicate: bool,
 }
 
-/// The position of a stored message. The creation time of its stream is requested once; the message is stored even if that fails.
+/// The position of a stored message. The creation time of its stream is requested once; the message is stored even if
+/// that fails.
 async fn published(jetstream: &JetStream, ack: &PublishAck) -> Published {
     let created = match jetstream.epochs.get(&ack.stream, ack.seq, ack.duplicate) {
         Some(created) => created,

@@ -151,7 +151,8 @@ impl Source for NatsSource {
             self.drain_received();
             let unreturned = std::mem::take(&mut self.ready);
             join_all(unreturned.iter().map(|(_, lease)| lease.nak(Duration::ZERO))).await;
-            // A pull request can't be cancelled: what it delivers after we unsubscribe would be leased until the ack-wait ends.
+            // A pull request can't be cancelled: what it delivers after we unsubscribe would be leased until the
+            // ack-wait ends.
             let Some(binding) = &mut self.binding else { break };
             let Some(lost_at) = binding.pull.as_ref().map(|pull| pull.lost_at) else {
                 break;

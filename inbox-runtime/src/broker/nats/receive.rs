@@ -79,8 +79,8 @@ impl NatsSource {
             return Received::Nothing;
         };
         binding.count_delivery();
-        // The stream or the consumer was recreated unnoticed. Its messages reuse the sequence numbers of the old one's and must
-        // not be taken for those.
+        // The stream or the consumer was recreated unnoticed. Its messages reuse the sequence numbers of the old one's
+        // and must not be taken for those.
         let is_recreated = ack_subject.consumer_seq <= binding.last_consumer_seq
             || binding.stream_deleted_advisory.try_next().is_some();
         if is_recreated {

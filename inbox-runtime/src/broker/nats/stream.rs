@@ -119,8 +119,8 @@ async fn find_by_subject(jetstream: &JetStream, subject: &str) -> Result<StreamI
     }
 }
 
-/// Fails if the stream has no message of the subject and can get none. The subjects of sources, mirrors and transforms are unknown,
-/// and the server accepts a consumer on any subject.
+/// Fails if the stream has no message of the subject and can get none. The subjects of sources, mirrors and transforms
+/// are unknown, and the server accepts a consumer on any subject.
 async fn check_holds(
     jetstream: &JetStream,
     subscription: &Subscription,

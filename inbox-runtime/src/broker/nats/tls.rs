@@ -93,8 +93,8 @@ impl ResolvesClientCert for ClientIdentity {
     }
 }
 
-/// rustls' verifier, built at the handshake: most servers use no TLS, and loading the system's certificates is slow, so it is done
-/// once.
+/// rustls' verifier, built at the handshake: most servers use no TLS, and loading the system's certificates is slow, so
+/// it is done once.
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,
