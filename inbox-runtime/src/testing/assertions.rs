@@ -8,7 +8,7 @@ use super::{
     harness::Harness,
 };
 use crate::{
-    broker::embedded::{Stage, Traced},
+    broker::embedded::{Stage, TracedMessage},
     failpoint::message_id,
     handler::HandlerMeta,
 };
@@ -94,7 +94,7 @@ impl<P: TestPool> Harness<P> {
     }
 
     /// Every message, with each handler that subscribes to it.
-    async fn trace(&self, caller: Caller) -> Vec<(&HandlerMeta, Traced)> {
+    async fn trace(&self, caller: Caller) -> Vec<(&HandlerMeta, TracedMessage)> {
         let mut all = Vec::new();
         for meta in self.inbox.handlers() {
             let traced = self.broker.trace(meta.group, meta.subject).await;
@@ -105,7 +105,7 @@ impl<P: TestPool> Harness<P> {
     }
 
     /// The messages of that id, with each handler that subscribes to them.
-    pub(super) async fn find(&self, id: &str, caller: Caller) -> Vec<(&HandlerMeta, Traced)> {
+    pub(super) async fn find(&self, id: &str, caller: Caller) -> Vec<(&HandlerMeta, TracedMessage)> {
         let mut found = self.trace(caller).await;
         found.retain(|(meta, traced)| message_id(&traced.delivery, meta) == id);
         found
@@ -134,7 +134,7 @@ impl<P: TestPool> Harness<P> {
     }
 }
 
-fn stage(id: &str, meta: &HandlerMeta, traced: &Traced) -> String {
+fn stage(id: &str, meta: &HandlerMeta, traced: &TracedMessage) -> String {
     let name = meta.name;
     match traced.stage {
         Stage::Waiting => format!("`{id}` waits for its first delivery to {name}"),

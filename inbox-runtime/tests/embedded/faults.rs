@@ -1,10 +1,10 @@
-//! What happens to the file while a program has it open.
+//! Faults of the file while a program has it open.
 
 use super::*;
 
-/// Whatever is written to it is lost, so nothing is confirmed.
+/// Writes to an unlinked file are lost, so none is confirmed.
 #[tokio::test]
-async fn g10_a_file_that_is_deleted_or_replaced_is_noticed_and_comes_right_when_it_is_put_back() {
+async fn g10_a_deleted_or_replaced_file_is_an_error_until_it_is_put_back() {
     let (dir, path) = file();
     let broker = Embedded::file(&path);
     let mut source = source(&broker, "g", "a").await;

@@ -1,4 +1,4 @@
-//! The embedded broker through its public face: leases, redelivery, sharing a file, faults.
+//! The embedded broker through its public API: leases, redelivery, sharing a file, faults.
 #![cfg(feature = "embedded")]
 
 use std::{
@@ -23,7 +23,7 @@ mod start;
 
 const NOW: Duration = Duration::ZERO;
 const SECOND: Duration = Duration::from_secs(1);
-/// An ack-wait that no test lives to see.
+/// An ack-wait longer than any test.
 const HOUR: Duration = Duration::from_secs(3600);
 
 type Pulled = (Delivery, EmbeddedLease);
@@ -92,7 +92,7 @@ async fn raw(path: &Path) -> SqliteConnection {
     SqliteConnection::connect_with(&options).await.unwrap()
 }
 
-/// Waits until it is so, for as long as a busy machine may need.
+/// Waits until `is_so`, for as long as a busy machine may need.
 async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !is_so().await {
@@ -147,7 +147,7 @@ async fn a_pull_takes_at_most_max_and_does_not_wait_for_more() {
 }
 
 #[tokio::test]
-async fn f40_what_was_not_acknowledged_comes_again_after_the_ack_wait() {
+async fn f40_an_unacknowledged_message_is_redelivered_after_the_ack_wait() {
     let broker = Embedded::memory();
     let mut source = source(&broker, "g", "a").await;
     publish(&broker, "a", ["x"]).await;
@@ -164,7 +164,7 @@ async fn f40_what_was_not_acknowledged_comes_again_after_the_ack_wait() {
 }
 
 #[tokio::test]
-async fn f40_a_waiting_pull_sees_the_lease_run_out() {
+async fn f40_a_waiting_pull_gets_an_expired_lease() {
     let broker = Embedded::memory();
     let mut source = open(
         &broker,
@@ -180,7 +180,7 @@ async fn f40_a_waiting_pull_sees_the_lease_run_out() {
 }
 
 #[tokio::test]
-async fn what_comes_again_comes_first_and_the_oldest_before_the_rest() {
+async fn redeliveries_come_first_and_the_oldest_before_the_rest() {
     let broker = Embedded::memory();
     let mut source = source(&broker, "g", "a").await;
     publish(&broker, "a", 0..6).await;
@@ -198,7 +198,7 @@ async fn what_comes_again_comes_first_and_the_oldest_before_the_rest() {
 }
 
 #[tokio::test]
-async fn an_ordered_subscription_waits_for_what_is_out_or_comes_again() {
+async fn an_ordered_subscription_waits_for_pending_messages() {
     let broker = Embedded::memory();
     publish(&broker, "a", [1, 2, 3]).await;
     let mut source = open(&broker, Subscription::new("g", "a").ordered(true)).await;
@@ -215,7 +215,7 @@ async fn an_ordered_subscription_waits_for_what_is_out_or_comes_again() {
     one_of(&mut source, "3").await;
 }
 
-/// Pulls as many as there are: one, with that text.
+/// Pulls all that are ready: one, with the expected text.
 async fn one_of(source: &mut EmbeddedSource, expected: &str) -> Pulled {
     let mut pulled = pull(source, 10).await;
     assert_eq!(texts(&pulled), [expected]);
@@ -223,7 +223,7 @@ async fn one_of(source: &mut EmbeddedSource, expected: &str) -> Pulled {
 }
 
 #[tokio::test]
-async fn f47_a_nak_comes_again_after_its_delay_by_the_clock() {
+async fn f47_a_nak_is_redelivered_after_its_delay_by_the_clock() {
     let broker = Embedded::memory();
     let mut source = source(&broker, "g", "a").await;
     publish(&broker, "a", ["x"]).await;
@@ -238,7 +238,7 @@ async fn f47_a_nak_comes_again_after_its_delay_by_the_clock() {
 }
 
 #[tokio::test]
-async fn f47_a_nak_comes_again_after_its_delay_in_real_time() {
+async fn f47_a_nak_is_redelivered_after_its_delay_in_real_time() {
     let broker = Embedded::memory();
     let mut source = source(&broker, "g", "a").await;
     publish(&broker, "a", ["x"]).await;
@@ -252,13 +252,13 @@ async fn f47_a_nak_comes_again_after_its_delay_in_real_time() {
         assert!(gap >= delay, "{gap:?} instead of {delay:?}");
         late.push(gap.as_secs_f64() / delay.as_secs_f64());
     }
-    // The quickest one, since a busy machine may be late at any time.
+    // The fastest of several: a busy machine may be late at any time.
     late.sort_by(f64::total_cmp);
     assert!(late[0] <= 1.5, "{late:?} times the delay");
 }
 
 #[tokio::test]
-async fn the_longest_delays_and_ack_waits_do_no_harm() {
+async fn the_longest_delays_and_ack_waits_are_accepted() {
     let broker = Embedded::memory();
     let mut source = open(&broker, Subscription::new("g", "a").ack_wait(Duration::MAX)).await;
     publish(&broker, "a", ["x"]).await;
@@ -272,7 +272,7 @@ async fn the_longest_delays_and_ack_waits_do_no_harm() {
 }
 
 #[tokio::test]
-async fn f43_progress_keeps_a_lease() {
+async fn f43_progress_renews_a_lease() {
     let broker = Embedded::memory();
     let mut source = source(&broker, "g", "a").await;
     assert_eq!(source.ack_wait(), Duration::from_secs(30));
@@ -309,7 +309,7 @@ async fn f44_a_late_nak_or_progress_does_not_touch_the_next_lease() {
 }
 
 #[tokio::test]
-async fn f44_a_late_ack_settles_the_message_for_the_work_is_done() {
+async fn f44_a_late_ack_settles_the_message() {
     let broker = Embedded::memory();
     let mut source = source(&broker, "g", "a").await;
     publish(&broker, "a", ["x", "y"]).await;
@@ -328,7 +328,7 @@ async fn f44_a_late_ack_settles_the_message_for_the_work_is_done() {
 }
 
 #[tokio::test]
-async fn f44_an_ack_before_the_work_is_confirmed_to_one_only() {
+async fn f44_ack_confirmed_succeeds_for_one_lease_only() {
     let broker = Embedded::memory();
     let mut source = source(&broker, "g", "a").await;
     publish(&broker, "a", ["x"]).await;
@@ -344,11 +344,11 @@ async fn f44_an_ack_before_the_work_is_confirmed_to_one_only() {
 }
 
 #[tokio::test]
-async fn what_was_taken_and_not_returned_is_given_back_at_once() {
+async fn a_closed_source_releases_what_it_did_not_return() {
     let broker = Embedded::memory();
     let mut closing = source(&broker, "g", "a").await;
     publish(&broker, "a", ["x", "y"]).await;
-    // A pull that is dropped while it takes leaves its messages in the source.
+    // A pull that is dropped during a fetch leaves its messages in the source.
     let _ = timeout(NOW, closing.pull(2, HOUR)).await;
     closing.close().await;
     let mut source = source(&broker, "g", "a").await;
@@ -356,7 +356,7 @@ async fn what_was_taken_and_not_returned_is_given_back_at_once() {
 }
 
 #[tokio::test]
-async fn f45_the_ack_wait_is_that_of_the_newest_subscriber() {
+async fn f45_the_ack_wait_is_that_of_the_newest_subscription() {
     let broker = Embedded::memory();
     let mut old = source(&broker, "g", "a").await;
     let new = open(&broker, Subscription::new("g", "a").ack_wait(5 * SECOND)).await;
@@ -375,13 +375,13 @@ async fn f45_the_ack_wait_is_that_of_the_newest_subscriber() {
 async fn a_lease_from_the_future_has_expired_when_the_clock_is_put_back() {
     let broker = Embedded::memory();
     let mut source = source(&broker, "g", "a").await;
-    publish(&broker, "a", ["leased", "given back"]).await;
+    publish(&broker, "a", ["leased", "nakked"]).await;
     let pulled = pull(&mut source, 2).await;
     pulled[1].1.nak(HOUR).await.unwrap();
     broker.turn_clock_back(24 * HOUR);
     let again = pull(&mut source, 9).await;
-    assert_eq!(texts(&again), ["leased", "given back"]);
-    // Leases by the new clock hold.
+    assert_eq!(texts(&again), ["leased", "nakked"]);
+    // New leases are valid.
     again[0].1.progress().await.unwrap();
     again[1].1.nak(HOUR).await.unwrap();
     none(&mut source).await;
@@ -392,7 +392,7 @@ async fn a_lease_from_the_future_has_expired_when_the_clock_is_put_back() {
 // === consumers ===
 
 #[tokio::test]
-async fn f39_where_a_new_group_begins_is_decided_when_it_is_made() {
+async fn f39_the_start_of_a_group_is_decided_when_it_is_created() {
     let broker = Embedded::memory();
     publish(&broker, "a", ["old"]).await;
     let mut first = source(&broker, "first", "a").await;
@@ -402,7 +402,7 @@ async fn f39_where_a_new_group_begins_is_decided_when_it_is_made() {
     publish(&broker, "a", ["while it is there"]).await;
     drop(source);
     publish(&broker, "a", ["while it is away"]).await;
-    // A second subscription finds the durable, whatever it says.
+    // A second subscription finds the durable, whatever its `start`.
     let mut source = open(&broker, new()).await;
     assert_eq!(texts(&pull(&mut source, 1).await), ["while it is there"]);
     let mut source = open(&broker, new().start(StartPosition::First)).await;
@@ -414,7 +414,7 @@ async fn f39_where_a_new_group_begins_is_decided_when_it_is_made() {
 }
 
 #[tokio::test]
-async fn wildcards_take_what_they_mean() {
+async fn wildcards_match() {
     let broker = Embedded::memory();
     let mut sources = Vec::new();
     for subject in ["a.*", "a.>", "*.b", ">", "a.b", "*.b.>", "a.*.c"] {
@@ -433,7 +433,7 @@ async fn wildcards_take_what_they_mean() {
         };
         let waiting = info(&broker, "g", subject).await.waiting;
         assert_eq!(waiting, expected.len() as u64, "{subject}");
-        // One by one, so that the search ends in the middle too.
+        // One by one, so that a scan also ends in the middle.
         let mut found = Vec::new();
         while let Some((delivery, lease)) = pull(source, 1).await.pop() {
             found.push(text(&delivery));
@@ -446,7 +446,7 @@ async fn wildcards_take_what_they_mean() {
 }
 
 #[tokio::test]
-async fn a_rare_subject_is_found_behind_many_others() {
+async fn a_rare_subject_is_found_after_many_others() {
     let broker = Embedded::memory();
     publish(&broker, "common", 0..9000).await;
     publish(&broker, "rare.one", ["x"]).await;
@@ -500,7 +500,7 @@ async fn null_is_not_empty_and_headers_are_kept_as_they_are() {
 }
 
 #[tokio::test]
-async fn f53_names_that_no_broker_could_use_are_refused() {
+async fn f53_names_that_brokers_forbid_are_refused() {
     let broker = Embedded::memory();
     for subject in ["", "a b", "a.*", ">", "a..b", "café", "a?", "[a]", &"x".repeat(300)] {
         let error = broker.publish(Message::new(subject, "x")).await.unwrap_err();
@@ -568,7 +568,7 @@ async fn cancelled_pulls_lose_nothing(broker: &Embedded) {
             got.len()
         );
         step += 1;
-        // Every other one is dropped at its first await, the rest at any time.
+        // Every other one is dropped at its first await, the others at any time.
         let limit = Duration::from_micros(if step.is_multiple_of(2) { step * 37 % 1500 } else { 0 });
         let pulled = tokio::select! {
             biased;
@@ -588,7 +588,7 @@ async fn cancelled_pulls_lose_nothing(broker: &Embedded) {
     none(&mut source).await;
 }
 
-/// Waits more exactly than a timer can.
+/// Waits more precisely than a timer.
 async fn spin(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
@@ -607,7 +607,7 @@ async fn a_cancelled_pull_loses_nothing_in_a_file() {
     cancelled_pulls_lose_nothing(&Embedded::file(&path)).await;
 }
 
-/// Polls a pull once, drops it, and lets what it began come to its end.
+/// Polls a pull once, drops it, and waits until its fetch has ended.
 async fn cancel_a_pull(source: &mut EmbeddedSource, broker: &Embedded) {
     let pending = info(broker, "g", "a").await.ack_pending;
     tokio::select! {
@@ -621,7 +621,7 @@ async fn cancel_a_pull(source: &mut EmbeddedSource, broker: &Embedded) {
 }
 
 #[tokio::test]
-async fn f42_what_a_cancelled_pull_left_is_renewed_or_dropped() {
+async fn f42_leases_left_by_a_cancelled_pull_are_renewed_or_dropped() {
     let broker = Embedded::memory();
     let mut source = source(&broker, "g", "a").await;
     publish(&broker, "a", ["x", "y"]).await;
@@ -632,7 +632,7 @@ async fn f42_what_a_cancelled_pull_left_is_renewed_or_dropped() {
     lease.progress().await.expect("it was renewed when it was handed over");
     lease.ack().await.unwrap();
 
-    // The other one is still in the source when its lease runs out and another source gets the message.
+    // The other one is still in the source when its lease expires and another source gets the message.
     broker.advance_clock(HOUR);
     let mut other = open(&broker, Subscription::new("g", "a")).await;
     let (delivery, lease) = one(&mut other).await;
@@ -642,7 +642,7 @@ async fn f42_what_a_cancelled_pull_left_is_renewed_or_dropped() {
 }
 
 #[tokio::test]
-async fn a_dropped_source_gives_back_what_it_did_not_hand_over() {
+async fn a_dropped_source_releases_what_it_did_not_return() {
     let broker = Embedded::memory();
     let mut dropped = source(&broker, "g", "a").await;
     publish(&broker, "a", ["x", "y"]).await;
@@ -668,7 +668,7 @@ async fn a_file_keeps_messages_positions_and_leases() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path);
     let first = broker.publish(Message::new("a", "acked")).await.unwrap();
-    publish(&broker, "a", ["leased", "given back", "waiting"]).await;
+    publish(&broker, "a", ["leased", "nakked", "waiting"]).await;
     let mut source = source(&broker, "g", "a").await;
     let pulled = pull(&mut source, 3).await;
     pulled[0].1.ack().await.unwrap();
@@ -687,7 +687,7 @@ async fn a_file_keeps_messages_positions_and_leases() {
     broker.advance_clock(Duration::from_secs(31));
     assert_eq!(texts(&pull(&mut source, 1).await), ["leased"]);
     broker.advance_clock(HOUR);
-    assert_eq!(texts(&pull(&mut source, 9).await), ["leased", "given back", "waiting"]);
+    assert_eq!(texts(&pull(&mut source, 9).await), ["leased", "nakked", "waiting"]);
 
     let next = broker.publish(Message::new("a", "x")).await.unwrap().position;
     let instance = first.position.strip_suffix(":1").unwrap();
@@ -720,7 +720,7 @@ async fn f27_positions_of_different_brokers_differ() {
 }
 
 #[tokio::test]
-async fn it_says_what_and_where_it_is() {
+async fn describe_names_version_and_place() {
     let memory = Embedded::memory();
     assert_eq!(memory.file(), None);
     let text = memory.describe().await.unwrap();
@@ -794,13 +794,13 @@ async fn a_pull_is_woken_by_another_broker_on_the_file() {
         let (published, pulled) = tokio::join!(publishing, pulling);
         latencies.push(pulled.saturating_duration_since(published));
     }
-    // The quickest one, since a busy machine may be late at any time.
+    // The fastest of several: a busy machine may be late at any time.
     latencies.sort();
     assert!(latencies[0] < Duration::from_millis(200), "{latencies:?}");
 }
 
 #[test]
-fn f16_eight_threads_make_one_new_file() {
+fn f16_eight_threads_create_one_file() {
     for _ in 0..5 {
         let (_dir, path) = file();
         let barrier = std::sync::Barrier::new(8);
@@ -843,7 +843,7 @@ fn child(test: &str, path: &Path) -> Child {
 }
 
 #[tokio::test]
-async fn f16_eight_processes_make_one_new_file_and_share_the_work() {
+async fn f16_eight_processes_create_one_file_and_share_the_work() {
     let (_dir, path) = file();
     let children: Vec<_> = (0..8).map(|_| child("child_publishes_and_handles", &path)).collect();
     for mut child in children {
@@ -856,9 +856,9 @@ async fn f16_eight_processes_make_one_new_file_and_share_the_work() {
 }
 
 #[tokio::test]
-#[ignore = "a process of f16_eight_processes_make_one_new_file_and_share_the_work"]
+#[ignore = "a process of f16_eight_processes_create_one_file_and_share_the_work"]
 async fn child_publishes_and_handles() {
-    // Nobody's child when somebody runs all the ignored tests.
+    // Not started as a child, but with all ignored tests.
     let Some(path) = std::env::var_os(CHILD_FILE) else {
         return;
     };
@@ -866,7 +866,7 @@ async fn child_publishes_and_handles() {
     let mut source = open(&broker, Subscription::new("g", "a").ack_wait(HOUR)).await;
     publish(&broker, "a", 0..10).await;
     let start = Instant::now();
-    // Until all eight have published; the count includes what the others did.
+    // Until all eight have published; the count includes messages that others handled.
     while info(&broker, "g", "a").await.acked < 80 {
         assert!(start.elapsed() < Duration::from_secs(60));
         for (delivery, lease) in source.pull(3, Duration::from_millis(50)).await.unwrap() {
@@ -885,7 +885,7 @@ async fn refusal(path: &Path) -> String {
 }
 
 #[tokio::test]
-async fn a_file_of_somebody_else_is_refused_and_left_alone() {
+async fn a_file_of_another_program_is_refused_and_left_unchanged() {
     let (_dir, path) = file();
     let mut application = raw(&path).await;
     sqlx::raw_sql("CREATE TABLE invoices (id TEXT)")
@@ -927,7 +927,7 @@ async fn an_empty_file_becomes_a_broker() {
 }
 
 #[tokio::test]
-async fn f51_a_file_that_cannot_be_opened_is_an_error_each_time_and_may_come_right() {
+async fn f51_a_file_that_cannot_be_opened_is_retried_by_each_call() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("missing/broker.db");
     let broker = Embedded::file(&path);
@@ -944,7 +944,7 @@ async fn f51_a_file_that_cannot_be_opened_is_an_error_each_time_and_may_come_rig
 }
 
 #[tokio::test]
-async fn f51_a_broken_file_is_an_error_of_each_pull_and_the_source_survives_it() {
+async fn f51_each_pull_on_a_broken_file_is_an_error_and_the_source_survives() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path);
     let mut source = source(&broker, "g", "a").await;
@@ -972,12 +972,12 @@ async fn f51_a_broken_file_is_an_error_of_each_pull_and_the_source_survives_it()
 }
 
 #[tokio::test]
-async fn f51_a_transaction_that_the_database_ends_does_not_spoil_the_broker() {
+async fn f51_the_broker_survives_a_transaction_that_sqlite_rolls_back() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path);
     let mut source = source(&broker, "g", "a").await;
     publish(&broker, "a", ["x"]).await;
-    // What SQLite does by itself when the disk is full.
+    // As SQLite does when the disk is full.
     let mut vandal = raw(&path).await;
     let trigger = "CREATE TRIGGER vandal BEFORE INSERT ON pending BEGIN SELECT RAISE(ROLLBACK, 'full'); END";
     sqlx::raw_sql(trigger).execute(&mut vandal).await.unwrap();
@@ -990,13 +990,13 @@ async fn f51_a_transaction_that_the_database_ends_does_not_spoil_the_broker() {
 }
 
 #[tokio::test]
-async fn f51_a_delivery_that_can_never_be_had_is_no_hot_loop() {
+async fn f51_a_pending_row_without_a_message_causes_no_hot_loop() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path);
     let mut source = source(&broker, "g", "a").await;
     publish(&broker, "a", ["x"]).await;
     one(&mut source).await;
-    // Its pending row is due from now on, and leads to nothing.
+    // Its pending row stays due and has no message.
     sqlx::raw_sql("DELETE FROM messages")
         .execute(&mut raw(&path).await)
         .await
@@ -1011,7 +1011,7 @@ async fn f51_a_delivery_that_can_never_be_had_is_no_hot_loop() {
     );
 }
 
-/// The time that this thread has run, where the system tells.
+/// The CPU time of this thread, where the system reports it.
 fn cpu_time() -> Duration {
     let Ok(text) = std::fs::read_to_string("/proc/thread-self/schedstat") else {
         return Duration::ZERO;

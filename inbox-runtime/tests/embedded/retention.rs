@@ -1,8 +1,8 @@
-//! Retention: what is deleted, what is kept, and that nothing is lost by it whatever happens meanwhile.
+//! Retention: what is deleted, what is kept, and that no fault in between loses a message.
 
 use super::*;
 
-/// The numbers of the messages that are kept.
+/// The sequence numbers of the messages that are kept.
 async fn kept(path: &Path) -> Vec<i64> {
     sqlx::query_scalar("SELECT seq FROM messages ORDER BY seq")
         .fetch_all(&mut raw(path).await)
@@ -14,7 +14,7 @@ async fn eventually_kept(path: &Path, expected: &[i64]) {
     eventually(&format!("{expected:?} are kept"), async || kept(path).await == expected).await;
 }
 
-/// Puts messages into the file, faster than by publishing each.
+/// Inserts messages into the file, faster than by publishing.
 async fn bulk(path: &Path, subject: &str, messages: u32, bytes: u32) {
     sqlx::query(
         "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1) \
@@ -44,7 +44,7 @@ async fn ack_all(source: &mut EmbeddedSource) -> usize {
 }
 
 #[tokio::test]
-async fn what_every_group_has_settled_is_deleted_after_its_time() {
+async fn settled_messages_are_deleted_after_the_retention_time() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path).keep_for(HOUR);
     let (mut a, mut b) = (source(&broker, "a", "x").await, source(&broker, "b", "x").await);
@@ -54,7 +54,7 @@ async fn what_every_group_has_settled_is_deleted_after_its_time() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(kept(&path).await, [1, 2, 3], "`b` has settled none");
 
-    // One is out, one is settled, one is given back.
+    // One is in flight, one is settled, one is nakked.
     let pulled = pull(&mut b, 3).await;
     pulled[1].1.ack().await.unwrap();
     pulled[2].1.nak(10 * HOUR).await.unwrap();
@@ -68,14 +68,14 @@ async fn what_every_group_has_settled_is_deleted_after_its_time() {
     broker.advance_clock(2 * HOUR);
     eventually_kept(&path, &[]).await;
 
-    // A number is never given twice, or a message would be taken for another one.
+    // A sequence number is never reused.
     let published = broker.publish(Message::new("x", "4")).await.unwrap();
     assert!(published.position.ends_with(":4"), "{published:?}");
     assert_eq!(texts(&pull(&mut a, 9).await), ["4"]);
 }
 
 #[tokio::test]
-async fn a_message_is_kept_for_its_time_from_the_last_ack_on() {
+async fn the_retention_time_begins_with_the_last_ack() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path).keep_for(HOUR);
     let mut source = source(&broker, "a", "x").await;
@@ -93,14 +93,14 @@ async fn a_message_is_kept_for_its_time_from_the_last_ack_on() {
 }
 
 #[tokio::test]
-async fn what_was_never_any_group_s_is_kept_for_one_that_may_come() {
+async fn messages_of_no_group_are_kept_for_future_ones() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path).keep_for(NOW);
     publish(&broker, "x.y", ["1"]).await;
     publish(&broker, "z", ["2"]).await;
     publish(&broker, "x.y.z", ["3"]).await;
     let mut old = source(&broker, "a", "x.*").await;
-    // It begins behind them: they are not its, and it doesn't settle them.
+    // It starts after them and so doesn't settle them.
     let _new = open(&broker, Subscription::new("n", ">").start(StartPosition::New)).await;
     assert_eq!(ack_all(&mut old).await, 1);
     eventually_kept(&path, &[2, 3]).await;
@@ -111,7 +111,7 @@ async fn what_was_never_any_group_s_is_kept_for_one_that_may_come() {
 }
 
 #[tokio::test]
-async fn a_durable_that_is_removed_keeps_nothing_back() {
+async fn a_removed_durable_keeps_no_messages() {
     for by_hand in [false, true] {
         let (_dir, path) = file();
         let broker = Embedded::file(&path).keep_for(NOW);
@@ -129,14 +129,14 @@ async fn a_durable_that_is_removed_keeps_nothing_back() {
             assert!(broker.remove_consumer("b", ">").await.unwrap());
             assert!(!broker.remove_consumer("b", ">").await.unwrap());
         }
-        // What came afterwards is nobody's again.
+        // Later messages belong to no group.
         publish(&broker, "y", ["5"]).await;
         eventually_kept(&path, &[5]).await;
     }
 }
 
 #[tokio::test]
-async fn a_clock_that_is_put_back_keeps_nothing_for_years() {
+async fn a_clock_put_back_keeps_no_messages_for_years() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path).keep_for(SECOND);
     let mut source = source(&broker, "a", "x").await;
@@ -150,7 +150,7 @@ async fn a_clock_that_is_put_back_keeps_nothing_for_years() {
 }
 
 #[tokio::test]
-async fn the_file_is_as_large_as_what_is_in_it() {
+async fn the_file_shrinks() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path).keep_forever();
     let mut source = source(&broker, "a", "x").await;
@@ -164,7 +164,7 @@ async fn the_file_is_as_large_as_what_is_in_it() {
     assert!(full > 20_000_000, "{full}");
     let broker = broker.keep_for(NOW);
     eventually_kept(&path, &[]).await;
-    // The log is cut when it begins anew, for which somebody must write.
+    // The log is truncated by the next write after a checkpoint.
     eventually("the file has shrunk", async || {
         publish(&broker, "y", ["more"]).await;
         size() < 8_000_000
@@ -181,11 +181,11 @@ async fn integrity(path: &Path) -> String {
 }
 
 #[tokio::test]
-async fn what_cannot_be_deleted_now_hinders_nobody_and_is_deleted_later() {
+async fn a_failed_cleanup_hinders_nobody_and_is_retried() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path).keep_for(NOW);
     let mut source = source(&broker, "a", "x").await;
-    // What SQLite does by itself when the disk is full.
+    // As SQLite does when the disk is full.
     let vandal = "CREATE TRIGGER vandal BEFORE DELETE ON messages BEGIN SELECT RAISE(ROLLBACK, 'disk full'); END";
     sqlx::raw_sql(vandal).execute(&mut raw(&path).await).await.unwrap();
     for round in 0..20 {
@@ -198,13 +198,13 @@ async fn what_cannot_be_deleted_now_hinders_nobody_and_is_deleted_later() {
         .execute(&mut raw(&path).await)
         .await
         .unwrap();
-    // It would try again by itself half a minute later.
+    // The next attempt would be half a minute later.
     broker.advance_clock(SECOND);
     eventually_kept(&path, &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_group_that_is_made_while_messages_are_deleted_misses_none_behind_its_first() {
+async fn a_group_created_during_a_cleanup_misses_no_message_after_its_first() {
     let (_dir, path) = file();
     let (broker, other) = (Embedded::file(&path).keep_for(NOW), Embedded::file(&path).keep_for(NOW));
     let mut reader = source(&broker, "reader", "x").await;
@@ -241,9 +241,9 @@ async fn a_group_that_is_made_while_messages_are_deleted_misses_none_behind_its_
     eventually_kept(&path, &[]).await;
 }
 
-/// Processes that handle, and delete what they have settled, are killed again and again; two at a time share the file.
+/// Processes that handle and clean up are killed repeatedly; two at a time share the file.
 #[tokio::test]
-async fn killed_between_any_two_steps_of_the_retention_nothing_is_lost() {
+async fn nothing_is_lost_when_killed_during_a_cleanup() {
     const MESSAGES: u32 = 1500;
     let (_dir, path) = file();
     let broker = Embedded::file(&path).keep_forever();
@@ -261,7 +261,7 @@ async fn killed_between_any_two_steps_of_the_retention_nothing_is_lost() {
         let mut killed = children();
         std::thread::sleep(Duration::from_millis(30 + 37 * round));
         for child in &mut killed {
-            // One that has ended by itself is done.
+            // One that has exited by itself is done.
             let _ = child.kill();
             child.wait().unwrap();
         }
@@ -272,7 +272,7 @@ async fn killed_between_any_two_steps_of_the_retention_nothing_is_lost() {
     assert_eq!(integrity(&path).await, "ok");
     for group in ["a", "b"] {
         let handled = std::fs::read_to_string(path.with_extension(group)).unwrap();
-        // A line that was cut by the kill is of a message that was not acknowledged.
+        // A line cut by the kill is of an unacknowledged message.
         let handled: BTreeSet<u32> = handled
             .lines()
             .filter_map(|line| line.strip_suffix(';')?.parse().ok())
@@ -292,7 +292,7 @@ fn eventually_blocking(mut is_so: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-#[ignore = "a process of killed_between_any_two_steps_of_the_retention_nothing_is_lost"]
+#[ignore = "a process of nothing_is_lost_when_killed_during_a_cleanup"]
 async fn child_handles_and_deletes() {
     use std::io::Write;
 
@@ -316,8 +316,8 @@ async fn child_handles_and_deletes() {
     }
 }
 
-/// A file as version 1 of the tables made it, in which `a` has settled the first two of four messages and has the third, and `n`
-/// began behind the third.
+/// A file of version 1, in which `a` has settled the first two of four messages and holds the third, and `n` started
+/// after the third.
 async fn version_1(path: &Path) {
     let mut file = raw(path).await;
     sqlx::raw_sql(include_str!("../../src/broker/embedded/schema.sql"))
@@ -339,7 +339,7 @@ async fn version_1(path: &Path) {
 }
 
 #[tokio::test]
-async fn a_file_of_version_1_is_taken_over() {
+async fn a_file_of_version_1_is_migrated() {
     let (_dir, path) = file();
     version_1(&path).await;
     let broker = Embedded::file(&path);
@@ -366,15 +366,15 @@ async fn a_file_of_version_1_is_taken_over() {
     assert_eq!(integrity(&path).await, "ok");
 }
 
-/// A program of the version before has the file open and goes on.
+/// It has the file open.
 #[tokio::test]
-async fn a_process_of_version_1_goes_on_while_the_file_is_taken_over() {
+async fn a_process_of_version_1_continues_during_the_migration() {
     let (_dir, path) = file();
     version_1(&path).await;
     let mut old = raw(&path).await;
     let broker = Embedded::file(&path).keep_for(NOW);
     let _source = source(&broker, "n", ">").await;
-    // Its statements, as it sends them.
+    // With its statements.
     sqlx::raw_sql(
         "INSERT INTO messages (subject, published_at, headers, payload) VALUES ('x', 1, x'5b5d', x'36'); \
          DELETE FROM pending WHERE consumer = 1 AND seq = 3; \
@@ -391,7 +391,7 @@ async fn a_process_of_version_1_goes_on_while_the_file_is_taken_over() {
 }
 
 #[tokio::test]
-async fn f16_eight_processes_take_over_one_file_of_version_1() {
+async fn f16_eight_processes_migrate_one_file_of_version_1() {
     let (_dir, path) = file();
     version_1(&path).await;
     let opened = (0..8).map(|_| {

@@ -1,4 +1,4 @@
-//! Where a group begins: at the first message, at a time, at a sequence, and where its place was lost.
+//! Where a group starts: at the first message, at a time, at a sequence, and after its durable was lost.
 
 use super::*;
 
@@ -14,7 +14,7 @@ async fn from(broker: &Embedded, group: &str, start: StartPosition) -> Vec<Strin
 }
 
 #[tokio::test]
-async fn a_group_begins_at_a_sequence() {
+async fn a_group_starts_at_a_sequence() {
     let broker = five().await;
     for (sequence, expected) in [
         (0, vec!["1", "2", "3", "4", "5"]),
@@ -26,7 +26,7 @@ async fn a_group_begins_at_a_sequence() {
         let got = from(&broker, &format!("from-{sequence}"), StartPosition::Sequence(sequence)).await;
         assert_eq!(got, expected, "{sequence}");
     }
-    // Beyond the last one it is the next one, as on NATS: nothing that comes is skipped.
+    // After the last message it is the next one, as on NATS: no message is skipped.
     let far = Subscription::new("far", "a").start(StartPosition::Sequence(u64::MAX));
     let mut source = open(&broker, far).await;
     publish(&broker, "a", ["6"]).await;
@@ -34,7 +34,7 @@ async fn a_group_begins_at_a_sequence() {
 }
 
 #[tokio::test]
-async fn a_group_begins_at_a_time() {
+async fn a_group_starts_at_a_time() {
     let broker = Embedded::memory();
     publish(&broker, "a", ["old"]).await;
     broker.advance_clock(HOUR);
@@ -60,18 +60,18 @@ async fn a_group_begins_at_a_time() {
 }
 
 #[tokio::test]
-async fn g13_a_group_that_the_inbox_knows_never_begins_at_new() {
+async fn g13_a_known_group_never_starts_at_new() {
     let broker = five().await;
     let new = |group: &str| Subscription::new(group, "a").start(StartPosition::New);
     assert_eq!(from(&broker, "stranger", StartPosition::New).await, [""; 0]);
     let mut source = open(&broker, new("known").known(true)).await;
     assert_eq!(texts(&pull(&mut source, 100).await), ["1", "2", "3", "4", "5"]);
 
-    // A group goes on where it was, whatever is known of it.
+    // An existing durable keeps its position.
     let mut source = open(&broker, new("stranger").known(true)).await;
     none(&mut source).await;
 
-    // Its durable is lost, with messages that came meanwhile.
+    // Its durable is lost, and messages came meanwhile.
     assert!(broker.remove_consumer("stranger", "a").await.unwrap());
     publish(&broker, "a", ["6"]).await;
     let mut source = open(&broker, new("stranger").known(true)).await;
@@ -79,7 +79,7 @@ async fn g13_a_group_that_the_inbox_knows_never_begins_at_new() {
 }
 
 #[tokio::test]
-async fn g13_a_durable_that_vanishes_under_a_running_program_is_an_error_and_is_not_made_anew() {
+async fn g13_a_durable_removed_under_a_running_program_is_an_error_and_is_not_recreated() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path);
     let mut source = open(&broker, Subscription::new("g", "a").start(StartPosition::New)).await;

@@ -1,4 +1,4 @@
-//! NATS JetStream for tests: an account of its own for each, on the server that they share or on one of their own.
+//! NATS JetStream for tests: each test has an account on a shared server, or a server of its own.
 
 use std::{
     fmt::Write as _,
@@ -19,9 +19,9 @@ use crate::{
 const ACCOUNTS: u32 = 16;
 /// The stream of each test.
 const STREAM: &str = "TEST";
-/// How long a server remembers the ids of messages.
+/// The stream's duplicate window.
 const WINDOW: Duration = Duration::from_millis(100);
-/// What the tests publish to.
+/// The subjects of the stream.
 const SUBJECTS: [&str; 11] = [
     "order.>",
     "orders.>",
@@ -36,8 +36,8 @@ const SUBJECTS: [&str; 11] = [
     "const.>",
 ];
 
-/// The servers that the tests of a process share, each test with an account of its own. An account takes a server as long to
-/// set up as anything else, so there are no more than are needed.
+/// An account for one test on the servers that the tests of a process share. A server needs long to set up an account,
+/// so there are no more servers than are needed.
 fn account() -> JetStream {
     static SHARED: Mutex<(Vec<Server>, u32)> = Mutex::new((Vec::new(), ACCOUNTS));
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,23 +66,23 @@ pub struct NatsJetStream {
 }
 
 impl NatsJetStream {
-    /// The stream of the tests on a server of the test's own.
+    /// The stream of the tests on that server.
     pub async fn on(server: &Server) -> Self {
         Self::of(JetStream::on(server)).await
     }
 
-    /// The stream of the tests with three replicas, made of these settings.
+    /// The stream of the tests with three replicas and more configuration.
     ///
     /// # Panics
     ///
-    /// When the cluster doesn't make it within a minute.
+    /// When the cluster doesn't create it within a minute.
     pub async fn on_cluster(cluster: &NatsCluster, more: Value) -> Self {
         let account = JetStream::on_cluster(cluster);
         let mut config = json!({ "name": STREAM, "subjects": SUBJECTS, "storage": "file", "num_replicas": 3 });
         if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
             config.extend(more);
         }
-        // A cluster that has just met may not know all of its servers yet.
+        // A new cluster may not know all of its servers yet.
         eventually("a stream with three replicas", || async {
             let made = account.api(&format!("STREAM.CREATE.{STREAM}"), config.clone()).await;
             made["config"].is_object()
@@ -109,11 +109,11 @@ impl NatsJetStream {
         }
     }
 
-    /// What is left of a group's messages in that stream.
+    /// The unsettled messages of a group in that stream.
     pub async fn settled_on(&self, stream: &str, group: &str, subject: &str) -> Option<Settled> {
         let mut info = self.account.durable(stream, group, subject).await?;
         if info["delivered"]["consumer_seq"] == 0 {
-            // One that is just being made can be seen before its messages are counted.
+            // A new consumer is visible before its messages are counted.
             tokio::time::sleep(Duration::from_millis(50)).await;
             info = self.account.durable(stream, group, subject).await?;
         }
@@ -123,7 +123,7 @@ impl NatsJetStream {
         })
     }
 
-    /// The account that it is in.
+    /// Its account.
     #[must_use]
     pub const fn account(&self) -> &JetStream {
         &self.account
@@ -145,7 +145,7 @@ impl TestBroker for NatsJetStream {
         self.broker.clone()
     }
 
-    /// A copy that the server takes for one is published again when it doesn't any more: what the tests publish is stored.
+    /// Publishes until the message is stored: one that the server deduplicates is published again after the window.
     async fn publish(&self, message: Message) {
         while self.account.publish(&message).await["duplicate"] == true {
             tokio::time::sleep(WINDOW / 2).await;
@@ -160,8 +160,8 @@ impl TestBroker for NatsJetStream {
         Some(self.account.url())
     }
 
-    /// A server has no test clock. What a lease that runs out or a back-off that is over does can be had at once: whoever
-    /// gives a message back, it comes again.
+    /// A server has no test clock. Naks every pending message instead, which redelivers it at once, as an expired lease
+    /// or back-off does.
     async fn pass(&self, _time: Duration) {
         let listed = self
             .account

@@ -1,4 +1,4 @@
-//! Four processes share the work; one is killed every 200 ms until all is done, and the NATS server three times on the way.
+//! Four worker processes; one is killed every 200 ms until all is done, and the NATS server three times meanwhile.
 
 use std::time::{Duration, Instant};
 

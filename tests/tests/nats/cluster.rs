@@ -1,4 +1,4 @@
-//! A cluster of three servers whose leader is killed again and again, under a publisher and two programs.
+//! A cluster of three servers whose stream leader is killed repeatedly, with a publisher and two workers.
 
 use std::{
     sync::{
@@ -16,17 +16,17 @@ use inbox_tests::{
 };
 use serde_json::{Value, json};
 
-/// How long each leader lives.
+/// The time between two kills.
 const REIGN: Duration = Duration::from_secs(5);
 
-/// Publishes one message after the other until it is told to stop; what isn't stored for sure is sent again with its id.
+/// Publishes until `stop`; a message that isn't confirmed is published again with its id.
 async fn publish_until(broker: Nats, stop: Arc<AtomicBool>, published: Arc<AtomicU32>, not_now: Arc<AtomicU32>) {
     while !stop.load(Ordering::SeqCst) {
         let id = format!("m{}", published.load(Ordering::SeqCst));
         let message = Order::new("o").to("order.created").id(id);
         match broker.publish(message).await {
             Ok(_) => drop(published.fetch_add(1, Ordering::SeqCst)),
-            // No election makes a message one that is never taken.
+            // An election must not refuse a message for good.
             Err(BrokerError::NotNow { .. } | BrokerError::Unavailable { .. }) => {
                 not_now.fetch_add(1, Ordering::SeqCst);
             }

@@ -1,4 +1,4 @@
-//! Handlers whose subscription is what the tests here are about.
+//! Handlers with the subscriptions that these tests need.
 
 use inbox_runtime::{Handled, HandlerError, Json, Meta, State, inbox_handler};
 use inbox_tests::{Order, Probe, handlers::handle};

@@ -1,4 +1,5 @@
-//! What anybody may publish: headers that the client library can't read, and texts that look like the server's.
+//! Messages of other publishers: headers that the client library can't parse, payloads that look like statuses of the
+//! server.
 
 use std::time::Duration;
 
@@ -33,9 +34,9 @@ async fn publish_hostile(world: &World, headers: &[u8]) {
         .await;
 }
 
-/// Each among good ones, which must come through; the hostile ones are handled too, once.
+/// Each between valid ones, which must be handled; the hostile ones are handled too, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g27_whatever_is_in_a_header_all_messages_are_handled() {
+async fn g27_messages_with_malformed_headers_are_handled() {
     let server = server().await;
     let world = world_on(&server).await;
     for (number, (_, headers)) in HOSTILE.into_iter().enumerate() {
@@ -53,21 +54,25 @@ async fn g27_whatever_is_in_a_header_all_messages_are_handled() {
     for (id, _) in HOSTILE {
         world.assert_done("audit", id).await;
     }
-    // Two that last: none was cut at any message.
+    // Both connections last: no message broke one.
     assert_eq!(connections(&server).await - before, 2);
     let report = stop(inbox).await;
     assert_eq!(i64::try_from(report.processed), Ok(all), "{report}");
     assert_all_done(&world, all).await;
 }
 
-/// A header is what the publisher wrote, but for the space around it.
+/// A header value is as published, except for surrounding space.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g27_a_bare_carriage_return_is_a_part_of_the_value() {
     let world = world().await;
     publish_hostile(&world, b"NATS/1.0\r\nNats-Msg-Id: cr\r\nX:  a\rb \r\n\r\n").await;
     let broker = world.broker.connect();
-    let wish = Subscription::new("billing", "order.created");
-    let mut source = broker.subscribe(vec![wish]).await.expect("subscribed").remove(0);
+    let subscription = Subscription::new("billing", "order.created");
+    let mut source = broker
+        .subscribe(vec![subscription])
+        .await
+        .expect("subscribed")
+        .remove(0);
     let pulled = source.pull(1, Duration::from_secs(60)).await.expect("the broker");
     assert_eq!(pulled[0].0.headers.get("X"), Some(&b"a\rb"[..]));
     assert_eq!(pulled[0].0.delivery_count, Some(1));
@@ -75,9 +80,9 @@ async fn g27_a_bare_carriage_return_is_a_part_of_the_value() {
     eventually("settled", || world.settled("billing")).await;
 }
 
-/// It fails, hundreds of others pass, and another process finds it when its back-off is over.
+/// It fails, hundreds of others are handled, and another process handles it after its back-off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g28_a_retried_hostile_message_is_found_behind_hundreds_of_others() {
+async fn g28_a_hostile_message_is_retried_after_hundreds_of_others() {
     let server = server().await;
     let world = world_on(&server).await;
     publish_hostile(&world, HOSTILE[3].1).await;
@@ -111,7 +116,7 @@ async fn connections(server: &Server) -> u64 {
 
 /// One that fails is redelivered after its back-off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f56_a_hostile_message_can_fail_and_come_again() {
+async fn f56_a_failed_hostile_message_is_redelivered() {
     let world = world().await;
     publish_hostile(&world, HOSTILE[0].1).await;
     world.probe.script(|call| {
@@ -130,15 +135,19 @@ async fn f56_a_hostile_message_can_fail_and_come_again() {
     assert_all_done(&world, 4).await;
 }
 
-/// A process that starts behind one that ended without a word goes on with it.
+/// The next process gets what a killed one left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f56_a_hostile_message_is_found_by_the_next_process() {
+async fn f56_a_hostile_message_is_redelivered_to_the_next_process() {
     let world = world().await;
     publish_hostile(&world, HOSTILE[3].1).await;
     for _ in 0..2 {
         let broker = Nats::new(&world.broker.account().url()).expect("a URL");
-        let wish = Subscription::new("billing", "order.created").ack_wait(Duration::from_secs(1));
-        let mut source = broker.subscribe(vec![wish]).await.expect("subscribed").remove(0);
+        let subscription = Subscription::new("billing", "order.created").ack_wait(Duration::from_secs(1));
+        let mut source = broker
+            .subscribe(vec![subscription])
+            .await
+            .expect("subscribed")
+            .remove(0);
         let pulled = source.pull(1, Duration::from_secs(60)).await.expect("the broker");
         assert_eq!(pulled[0].0.headers.get("Nats-Msg-Id"), Some(&b"h4"[..]));
         assert_eq!(pulled[0].0.payload.as_deref(), Some(&b"{\"order_id\":\"hostile\"}"[..]));

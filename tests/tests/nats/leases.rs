@@ -1,4 +1,4 @@
-//! Leases: kept while a message waits or is handled, and worth nothing once they may have passed on.
+//! Leases: renewed while a message waits or is handled, and not used once they may be lost.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use super::{World, assert_all_done, durable, effects, publish, run, server, stop
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two replicas take turns; what waits in a replica's own queue is kept alive.
+/// Two replicas share the work; the leases of prefetched messages are renewed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f42_what_waits_its_turn_is_not_delivered_again() {
+async fn f42_a_prefetched_message_is_not_redelivered() {
     let world = world().await;
     publish(&world, 1, 8).await;
     world.probe.script(|_| Step::Sleep(Duration::from_millis(700)));
@@ -44,9 +44,9 @@ async fn f43_a_handler_may_take_longer_than_the_ack_wait() {
     assert_all_done(&world, 1).await;
 }
 
-/// The pace is that of the server's ack-wait, also when somebody has changed it since.
+/// Leases are renewed by the server's ack-wait, even if that was changed since.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f43_the_pace_is_that_of_the_server() {
+async fn f43_leases_are_renewed_by_the_ack_wait_of_the_server() {
     let world = world().await;
     let inbox = run(&world, "billing", Duration::from_secs(30)).await;
     publish(&world, 1, 1).await;
@@ -57,7 +57,7 @@ async fn f43_the_pace_is_that_of_the_server() {
     let body = serde_json::json!({ "stream_name": "TEST", "config": config, "action": "update" });
     let updated = account.api("CONSUMER.CREATE.TEST.billing@order,created", body).await;
     assert!(updated.get("error").is_none(), "{updated}");
-    // It is looked at every five seconds.
+    // The consumer's state is read every five seconds.
     tokio::time::sleep(Duration::from_secs(12)).await;
     world.probe.script(|_| Step::Sleep(Duration::from_secs(7)));
     publish(&world, 2, 2).await;
@@ -67,8 +67,12 @@ async fn f43_the_pace_is_that_of_the_server() {
 }
 
 async fn source(broker: &Nats, ack_wait: Duration) -> NatsSource {
-    let wish = Subscription::new("billing", "order.created").ack_wait(ack_wait);
-    broker.subscribe(vec![wish]).await.expect("subscribed").remove(0)
+    let subscription = Subscription::new("billing", "order.created").ack_wait(ack_wait);
+    broker
+        .subscribe(vec![subscription])
+        .await
+        .expect("subscribed")
+        .remove(0)
 }
 
 async fn pull(source: &mut NatsSource) -> (Delivery, inbox_runtime::nats::NatsLease) {
@@ -77,10 +81,10 @@ async fn pull(source: &mut NatsSource) -> (Delivery, inbox_runtime::nats::NatsLe
     pulled.remove(0)
 }
 
-const OUT: Settled = Settled { waiting: 0, unacked: 1 };
+const IN_FLIGHT: Settled = Settled { waiting: 0, unacked: 1 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f44_a_late_word_does_not_touch_what_somebody_else_has() {
+async fn f44_a_late_nak_or_progress_does_not_touch_a_redelivery() {
     let world = world().await;
     publish(&world, 1, 1).await;
     let brokers = [
@@ -94,7 +98,7 @@ async fn f44_a_late_word_does_not_touch_what_somebody_else_has() {
     assert_eq!(delivery.position, again.position);
     assert_eq!((delivery.delivery_count, again.delivery_count), (Some(1), Some(2)));
     assert!(!delivery.redelivered && again.redelivered);
-    // Whoever is slow to receive a message takes its lease for younger than it is.
+    // A slow receiver believes its lease younger than it is.
     theirs.progress().await.expect("it is theirs");
     tokio::time::sleep(Duration::from_millis(300)).await;
 
@@ -110,18 +114,18 @@ async fn f44_a_late_word_does_not_touch_what_somebody_else_has() {
             .len(),
         0
     );
-    assert_eq!(world.broker.settled("billing", "order.created").await, Some(OUT));
+    assert_eq!(world.broker.settled("billing", "order.created").await, Some(IN_FLIGHT));
     theirs.progress().await.expect("it is theirs");
     theirs.ack_confirmed().await.expect("settled");
     assert_eq!(
         world.broker.settled("billing", "order.created").await,
         Some(Settled::ALL)
     );
-    // Late, but the work is done whoever says it.
+    // Late, but the work is done.
     mine.ack().await.expect("said");
 }
 
-/// The number of a message means another one in a stream that was made anew.
+/// A sequence number means another message in a recreated stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f44_an_ack_of_a_deleted_stream_settles_nothing_of_the_new_one() {
     let world = world().await;
@@ -137,11 +141,11 @@ async fn f44_an_ack_of_a_deleted_stream_settles_nothing_of_the_new_one() {
     assert_ne!(old.position, new.position, "both are the first of their streams");
     assert!(matches!(lease.ack().await, Err(BrokerError::LeaseLost { .. })));
     lease.nak(Duration::ZERO).await.expect("nothing happens");
-    assert_eq!(world.broker.settled("billing", "order.created").await, Some(OUT));
+    assert_eq!(world.broker.settled("billing", "order.created").await, Some(IN_FLIGHT));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f47_what_is_given_back_waits_for_its_delay() {
+async fn f47_a_nak_is_redelivered_after_its_delay() {
     let world = world().await;
     publish(&world, 1, 1).await;
     let delay = Duration::from_millis(800);
@@ -160,14 +164,14 @@ async fn f47_what_is_given_back_waits_for_its_delay() {
     for pair in calls.windows(2) {
         let gap = pair[1].at - pair[0].at;
         assert!(gap >= delay.mul_f64(0.8), "{gap:?}");
-        // Not after its lease, of 30 s, or the longest back-off.
+        // Sooner than its lease of 30 s or the longest back-off.
         assert!(gap <= delay + Duration::from_secs(15), "{gap:?}");
     }
 }
 
-/// The acknowledgement never reaches the server: it is counted, and the redelivery is recognised.
+/// The ack never reaches the server: it is counted, and the redelivery is deduplicated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f40_an_ack_that_is_cut_off_is_counted_and_recognised_later() {
+async fn f40_a_lost_ack_is_counted_and_its_redelivery_deduplicated() {
     let server = server().await;
     let world: World = world_of(NatsJetStream::on(&server).await).await;
     let proxy = Proxy::before(server.port()).await;
@@ -184,9 +188,9 @@ async fn f40_an_ack_that_is_cut_off_is_counted_and_recognised_later() {
     assert!(world.settled("billing").await);
 }
 
-/// A handler that hangs is given up with its timeout, and its message comes again.
+/// A handler that hangs is aborted at its timeout, and its message redelivered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f43_a_handler_that_hangs_does_not_keep_its_message() {
+async fn f43_the_message_of_a_hanging_handler_is_redelivered() {
     let world: World = AnyWorld::new().await;
     publish(&world, 1, 1).await;
     world
@@ -198,9 +202,9 @@ async fn f43_a_handler_that_hangs_does_not_keep_its_message() {
     assert_eq!(world.probe.total(), 2);
 }
 
-/// A durable that lets few messages out, and a stream that does.
+/// The stream limits `max_ack_pending`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f54_a_small_cap_slows_and_does_not_stop() {
+async fn f54_a_small_max_ack_pending_stalls_nothing() {
     let server = server().await;
     let world = super::world_on(&server).await;
     let account = world.broker.account();
@@ -217,9 +221,9 @@ async fn f54_a_small_cap_slows_and_does_not_stop() {
     assert_eq!(audit["config"]["max_ack_pending"], 2);
 }
 
-/// Messages that a stream has dropped while they were out don't count for ever.
+/// Messages that a stream dropped in flight don't count against `max_ack_pending` for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f54_messages_that_expired_while_they_were_out_block_nothing() {
+async fn f54_messages_that_expired_in_flight_block_nothing() {
     let server = server().await;
     let world = super::world_on(&server).await;
     let account = world.broker.account();
@@ -252,7 +256,7 @@ async fn f54_messages_that_expired_while_they_were_out_block_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f55_a_message_that_is_removed_while_it_is_handled_does_no_harm() {
+async fn f55_a_message_may_be_removed_while_it_is_handled() {
     let server = server().await;
     let world = super::world_on(&server).await;
     let account = world.broker.account();
@@ -274,7 +278,7 @@ async fn f55_a_message_that_is_removed_while_it_is_handled_does_no_harm() {
     assert_all_done(&world, 2).await;
 }
 
-/// A message that fails keeps the ones behind it waiting.
+/// A failed message blocks later ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ordered_is_strict_order() {
     let world = world().await;

@@ -1,4 +1,4 @@
-//! Who is let in.
+//! Authentication: passwords, tokens, nkeys, credentials, TLS, and their rotation.
 
 use std::{fs, path::Path};
 
@@ -15,60 +15,60 @@ async fn server(config: impl Into<String>) -> Server {
     started.expect("it ends").expect("a NATS server")
 }
 
-async fn lets_in(url: &str) -> Result<String, BrokerError> {
+async fn describe(url: &str) -> Result<String, BrokerError> {
     Nats::new(url)?.describe().await
 }
 
-async fn is_refused(url: &str, secret: &str) {
-    let problem = lets_in(url).await.expect_err("refused");
+async fn assert_refused(url: &str, secret: &str) {
+    let problem = describe(url).await.expect_err("refused");
     assert!(matches!(problem, BrokerError::Invalid(_)), "{problem}");
     let problem = problem.to_string();
     assert!(
-        problem.contains("lets nobody in") && !problem.contains(secret),
+        problem.contains("rejects these credentials") && !problem.contains(secret),
         "{problem}"
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_or_a_token() {
+async fn a_password_or_a_token_authenticates() {
     let by_password = server("authorization { user: shop, password: \"p@ss\" }").await;
     let port = by_password.port();
-    lets_in(&format!("nats://shop:p%40ss@127.0.0.1:{port}"))
+    describe(&format!("nats://shop:p%40ss@127.0.0.1:{port}"))
         .await
         .expect("let in");
-    is_refused(&format!("nats://shop:wrong-one@127.0.0.1:{port}"), "wrong-one").await;
-    is_refused(&format!("nats://127.0.0.1:{port}"), "p@ss").await;
+    assert_refused(&format!("nats://shop:wrong-one@127.0.0.1:{port}"), "wrong-one").await;
+    assert_refused(&format!("nats://127.0.0.1:{port}"), "p@ss").await;
 
     let by_token = server("authorization { token: s3cret }").await;
     let port = by_token.port();
-    lets_in(&format!("nats://s3cret@127.0.0.1:{port}"))
+    describe(&format!("nats://s3cret@127.0.0.1:{port}"))
         .await
         .expect("let in");
-    is_refused(&format!("nats://wrong-one@127.0.0.1:{port}"), "wrong-one").await;
+    assert_refused(&format!("nats://wrong-one@127.0.0.1:{port}"), "wrong-one").await;
 }
 
-/// The pair of keys that NATS' documentation shows.
+/// The nkey of NATS' documentation.
 const SEED: &str = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY";
 const KEY: &str = "authorization { users: [{ nkey: UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4 }] }";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_seed_in_a_file() {
+async fn an_nkey_seed_in_a_file_authenticates() {
     let server = server(KEY).await;
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("shop.nk");
     fs::write(&file, format!("{SEED}\n")).expect("written");
     let port = server.port();
-    lets_in(&format!("nats://127.0.0.1:{port}?nkey={}", file.display()))
+    describe(&format!("nats://127.0.0.1:{port}?nkey={}", file.display()))
         .await
         .expect("let in");
-    is_refused(&format!("nats://127.0.0.1:{port}"), SEED).await;
+    assert_refused(&format!("nats://127.0.0.1:{port}"), SEED).await;
 }
 
-/// Of several servers one that is there is enough.
+/// The other ones are down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_several_servers_is_enough() {
     let server = server("").await;
-    // Nobody listens on that port; a free one might be taken by another test's server.
+    // Nothing listens on port 1; a free one might be used by another test's server.
     let url = format!("nats://127.0.0.1:1,127.0.0.1:{}", server.port());
     JetStream::on(&server)
         .make_stream("TEST", &["order.>"], serde_json::json!({}))
@@ -80,29 +80,29 @@ async fn one_of_several_servers_is_enough() {
         .expect("published");
 }
 
-/// The certificates are of an authority of our own, and expire in a hundred years.
+/// The certificates are signed by a CA of the tests and expire in a hundred years.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_by_an_authority_that_is_named() {
+async fn tls_with_a_custom_ca() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/tls");
     let config = format!("tls {{ cert_file: \"{folder}/server.pem\", key_file: \"{folder}/server.key\" }}");
     let server = server(config).await;
     let port = server.port();
     for scheme in ["nats", "tls"] {
         let broker = Nats::new(&format!("{scheme}://localhost:{port}?ca={folder}/ca.pem")).expect("a URL");
-        // A handshake may take longer than an attempt on a busy machine.
+        // On a busy machine a handshake may take longer than the connect timeout.
         eventually("let in", || async {
             broker.describe().await.expect("not refused").starts_with("NATS 2.")
         })
         .await;
     }
-    // The system doesn't know that authority.
-    let described = lets_in(&format!("tls://localhost:{port}"))
+    // The system doesn't trust that CA.
+    let described = describe(&format!("tls://localhost:{port}"))
         .await
         .expect("it is tried again");
     assert!(described.contains("not reached yet"), "{described}");
 }
 
-/// The seed of another key, and what lets its owner in.
+/// A new nkey: its seed, and the server's configuration for it.
 fn new_key() -> (String, String) {
     let key = KeyPair::new_user();
     let config = format!(
@@ -112,9 +112,9 @@ fn new_key() -> (String, String) {
     (key.seed().expect("a seed"), config)
 }
 
-/// The server lets another key in; the program has that of the file at its next connect.
+/// The server accepts another key; the program reads it from the file at its next connect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g35_a_key_that_is_replaced_on_the_disk_is_used() {
+async fn g35_a_rotated_key_is_used() {
     let (seed, config) = new_key();
     let server = server(config).await;
     let world = world_of(NatsJetStream::of(JetStream::on(&server).as_user("admin")).await).await;
@@ -143,7 +143,7 @@ async fn g35_a_key_that_is_replaced_on_the_disk_is_used() {
     stop(inbox).await;
 }
 
-/// An authority, which signs for others.
+/// A certificate authority.
 fn authority(folder: &Path, name: &str) -> Issuer<'static, rcgen::KeyPair> {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -162,9 +162,9 @@ fn sign(folder: &Path, name: &str, issuer: &Issuer<'_, rcgen::KeyPair>) {
     fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).expect("written");
 }
 
-/// Wrong ones at first; a connection is tried again with what is on the disk by then.
+/// Wrong ones at first; each connect reads the files again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g35_certificates_that_are_replaced_on_the_disk_are_used() {
+async fn g35_rotated_certificates_are_used() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path();
     let (right, wrong) = (authority(path, "right"), authority(path, "wrong"));
@@ -185,9 +185,9 @@ async fn g35_certificates_that_are_replaced_on_the_disk_are_used() {
     let reached = async || broker.describe().await.expect("not refused").starts_with("NATS 2.");
     assert!(!reached().await, "the server isn't trusted");
     fs::copy(path.join("right.pem"), &ca).expect("copied");
-    let wish = || inbox_runtime::Subscription::new("billing", "order.created");
+    let subscription = || inbox_runtime::Subscription::new("billing", "order.created");
     let source = broker
-        .subscribe(vec![wish()])
+        .subscribe(vec![subscription()])
         .await
         .expect("it is waited for")
         .remove(0);

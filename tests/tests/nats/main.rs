@@ -1,19 +1,19 @@
-//! What a NATS server, its other clients and the way to it can do, and what is seen of it.
+//! Handlers on NATS JetStream: faults of servers, networks and other clients.
 
-mod again;
 mod handlers;
 mod hostile;
 mod leases;
 mod login;
 mod markers;
 mod memory;
-mod moved;
-mod place;
+mod permissions;
 mod publish;
+mod recovery;
 mod replicas;
-mod rights;
+mod reused_positions;
 mod start;
-mod survival;
+mod start_position;
+mod subject_moves;
 
 #[cfg(feature = "postgres")]
 mod campaign;
@@ -30,7 +30,7 @@ use inbox_tests::{
 
 type World = inbox_tests::World<NatsJetStream, SqliteFile>;
 
-/// A server of the test's own.
+/// A server for one test.
 async fn server() -> Server {
     let started = tokio::task::spawn_blocking(Server::start).await;
     started.expect("it ends").expect("a NATS server")
@@ -68,8 +68,8 @@ async fn work_queue(server: &Server) -> World {
     let world = world_on(server).await;
     let account = world.broker.account();
     account.api("STREAM.DELETE.TEST", serde_json::Value::Null).await;
-    let settings = serde_json::json!({ "retention": "workqueue" });
-    account.make_stream("TEST", &["order.>"], settings).await;
+    let config = serde_json::json!({ "retention": "workqueue" });
+    account.make_stream("TEST", &["order.>"], config).await;
     world
 }
 
@@ -80,7 +80,7 @@ async fn publish(world: &World, from: usize, to: usize) {
     }
 }
 
-/// Every message of the group has one effect, and none is left anywhere.
+/// Every message has exactly one effect, and none is dead-lettered.
 async fn assert_all_done(world: &World, count: i64) {
     let number = async |sql: &str| world.database.number(sql).await;
     assert_eq!(number("SELECT count(*) FROM effects").await, count);
@@ -89,7 +89,7 @@ async fn assert_all_done(world: &World, count: i64) {
     assert_eq!(number("SELECT count(*) FROM inbox_dead_letters").await, 0);
 }
 
-/// Waits until there are so many effects.
+/// Waits until there are at least `count` effects.
 async fn effects(world: &World, count: i64) {
     eventually(&format!("{count} effects"), || async {
         world.database.number("SELECT count(*) FROM effects").await >= count
@@ -97,7 +97,7 @@ async fn effects(world: &World, count: i64) {
     .await;
 }
 
-/// Waits until it is ready, or isn't.
+/// Waits until health reports `ready`.
 async fn ready(inbox: &InboxHandle, ready: bool) {
     eventually(&format!("ready is {ready}"), || async { inbox.health().ready == ready }).await;
 }
@@ -107,7 +107,7 @@ async fn stop(inbox: InboxHandle) -> inbox_runtime::Report {
     inbox.join().await.expect("a clean end")
 }
 
-/// Asserts that an inbox doesn't start; returns what it says.
+/// Asserts that an inbox doesn't start; returns the error.
 async fn refused(builder: inbox_runtime::InboxBuilder) -> String {
     match builder.build().await {
         Ok(_) => panic!("it started"),
@@ -115,7 +115,7 @@ async fn refused(builder: inbox_runtime::InboxBuilder) -> String {
     }
 }
 
-/// An inbox of the group with that ack-wait, in the background.
+/// Runs an inbox of the group in the background.
 async fn run(world: &World, group: &str, ack_wait: Duration) -> InboxHandle {
     world
         .builder(&[group])
@@ -125,7 +125,7 @@ async fn run(world: &World, group: &str, ack_wait: Duration) -> InboxHandle {
         .expect("an inbox")
 }
 
-/// An inbox of the group `billing` on another broker than the world's.
+/// Runs an inbox of the group `billing` on another connection than the world's.
 async fn run_on(world: &World, broker: Nats) -> InboxHandle {
     let builder = world
         .builder(&["billing"])
@@ -143,7 +143,7 @@ async fn build(world: &World, group: &str, ack_wait: Duration) -> Inbox {
         .expect("an inbox")
 }
 
-/// What a server's monitor says.
+/// The JSON at a path of a server's monitoring endpoint.
 async fn monitor(server: &Server, path: &'static str) -> serde_json::Value {
     let port = server.monitor_port();
     let answer = tokio::task::spawn_blocking(move || {
@@ -159,7 +159,7 @@ async fn monitor(server: &Server, path: &'static str) -> serde_json::Value {
     serde_json::from_str(body).expect("JSON")
 }
 
-/// What the server says about the durable of a group on `order.created`.
+/// The consumer info of a group on `order.created`.
 async fn durable(account: &JetStream, group: &str) -> serde_json::Value {
     account
         .durable("TEST", group, "order.created")

@@ -1,4 +1,4 @@
-//! Delete markers, which the server publishes itself where a stream has them.
+//! Delete markers, which the server publishes for removed messages.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ async fn publish_marker(world: &World, reason: &str) {
     account.publish_raw("order.created", headers, b"").await;
 }
 
-/// More of them than anybody asks for at a time, and with nothing else behind.
+/// More than a pull request asks for, and nothing after them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g57_delete_markers_are_acknowledged_and_no_handler_sees_them() {
+async fn g57_delete_markers_are_acknowledged_without_a_handler() {
     let world = world().await;
     for reason in ["MaxAge", "Purge", "Remove"] {
         publish_marker(&world, reason).await;
@@ -29,7 +29,7 @@ async fn g57_delete_markers_are_acknowledged_and_no_handler_sees_them() {
     assert_eq!((report.processed, report.dead_lettered), (2, 0), "{report}");
     eventually("settled", || world.settled("billing")).await;
     drop(inbox);
-    // While it waits too.
+    // While a pull waits, too.
     let inbox = run(&world, "billing", Duration::from_secs(1)).await;
     publish_marker(&world, "MaxAge").await;
     publish(&world, 3, 3).await;
@@ -42,9 +42,9 @@ async fn g57_delete_markers_are_acknowledged_and_no_handler_sees_them() {
     );
 }
 
-/// As the server makes them when a message's time is over.
+/// The server publishes one when a message expires.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g57_a_marker_of_the_server_is_one() {
+async fn g57_a_delete_marker_of_the_server_is_recognised() {
     let world = world().await;
     let account = world.broker.account();
     account

@@ -1,4 +1,4 @@
-//! How much memory a cut connection costs.
+//! The memory that a reconnect costs.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use inbox_tests::servers::Proxy;
 
 use super::{monitor, server, through, world_on};
 
-/// Messages of that many bytes each.
+/// The size of each message, in bytes.
 const SIZE: usize = 1_000_000;
 
-/// The memory of this process, in bytes, and the most that it was.
+/// The memory of this process in bytes: now and at its peak.
 fn memory() -> (usize, usize) {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let of = |name: &str| {
@@ -21,8 +21,9 @@ fn memory() -> (usize, usize) {
     (of("VmRSS"), of("VmHWM"))
 }
 
-/// Many large messages are out when the connection is cut three times. They are redelivered when their leases run out; until then
-/// nobody fetches them. Returns how many bytes the server has sent after the first cut, and by how many this process has grown.
+/// Many large messages are in flight when the connection is cut three times. They are redelivered when their leases
+/// expire, and must not be fetched before. Returns how many bytes the server has sent after the first cut, and by how
+/// many this process has grown.
 async fn cut_with_in_flight(count: usize) -> (u64, usize) {
     let server = server().await;
     let world = world_on(&server).await;
@@ -33,11 +34,15 @@ async fn cut_with_in_flight(count: usize) -> (u64, usize) {
     }
     let proxy = Proxy::before(server.port()).await;
     let broker = through(&world, &proxy);
-    let wish = Subscription::new("billing", "order.created")
+    let subscription = Subscription::new("billing", "order.created")
         .max_in_flight(count)
         .ack_wait(Duration::from_secs(600));
-    let mut source = broker.subscribe(vec![wish]).await.expect("subscribed").remove(0);
-    // Some are asked for, and on their way, when the connection is cut.
+    let mut source = broker
+        .subscribe(vec![subscription])
+        .await
+        .expect("subscribed")
+        .remove(0);
+    // A pull request is in flight when the connection is cut.
     let mut leases = Vec::new();
     while leases.len() < count / 2 {
         let pulled = source
@@ -54,7 +59,7 @@ async fn cut_with_in_flight(count: usize) -> (u64, usize) {
     let sent = monitor(&server, "/varz").await["out_bytes"].as_u64().expect("a number");
     proxy.heal();
     for _ in 0..3 {
-        // What had come before the cut, and what was never delivered.
+        // Received before the cut, or not delivered yet.
         while !source
             .pull(count, Duration::from_secs(2))
             .await
@@ -73,9 +78,9 @@ async fn cut_with_in_flight(count: usize) -> (u64, usize) {
     (sent, after.1.saturating_sub(before.1))
 }
 
-/// Those that weren't delivered yet are, once.
+/// Only what wasn't delivered yet is delivered, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g28_a_cut_connection_fetches_nothing_that_is_out() {
+async fn g28_a_reconnect_fetches_no_message_in_flight() {
     let (sent, _) = cut_with_in_flight(40).await;
     assert!(sent < 25_000_000, "{sent} bytes");
 }

@@ -1,4 +1,4 @@
-//! Publishing: what the server confirms, what it takes for a copy, and what other publishers send.
+//! Publishing: confirmations, deduplication by the server, errors, and messages of other publishers.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn short(world: &World) -> Inbox {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f36_a_copy_that_the_server_swallows_is_reported() {
+async fn f36_a_copy_that_the_server_deduplicates_is_reported() {
     let world = world().await;
     world
         .broker
@@ -37,7 +37,7 @@ async fn f36_a_copy_that_the_server_swallows_is_reported() {
     let mut inbox = short(&world).await;
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
     assert_eq!(world.letter("short").await.position, first.position);
-    // Who sends it again at once is told that nothing was stored.
+    // A copy sent at once is reported as a duplicate.
     let again = Broker::publish(&broker, order).await.expect("answered");
     assert!(again.duplicate, "{again:?}");
     assert_eq!(again.position, first.position);
@@ -65,9 +65,9 @@ async fn a2a_a_copy_that_the_server_stores_has_no_second_effect() {
     world.assert_done("short", "m1").await;
 }
 
-/// The publisher loses its connection before it hears that the message is stored, and sends it again.
+/// The publisher loses its connection before the confirmation, and publishes again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a2b_a_confirmation_that_is_lost_means_no_second_effect() {
+async fn a2b_a_lost_publish_ack_causes_no_second_effect() {
     let server = server().await;
     let world = world_of(NatsJetStream::on(&server).await).await;
     let proxy = Proxy::before(server.port()).await;
@@ -87,9 +87,9 @@ async fn a2b_a_confirmation_that_is_lost_means_no_second_effect() {
     world.assert_done("billing", "m1").await;
 }
 
-/// As nats-outbox writes them: a user's headers, its own id, and JSON with spaces.
+/// As nats-outbox publishes them: a user's headers, its own id, and JSON with spaces.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_nats_outbox_publishes_is_handled_by_its_id() {
+async fn messages_of_nats_outbox_are_deduplicated_by_their_id() {
     let world = world().await;
     let account = world.broker.account();
     let id = "d4ed5092-46d6-4663-bee9-cdc1a8e7e74e";
@@ -104,7 +104,7 @@ async fn what_nats_outbox_publishes_is_handled_by_its_id() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_published_says_why() {
+async fn errors_of_publish_name_the_cause() {
     let world = world().await;
     let broker = world.broker.connect();
     let nowhere = Message::new("nowhere.at.all", "{}");
@@ -124,7 +124,7 @@ async fn what_cannot_be_published_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_is_made_only_when_it_is_asked_for() {
+async fn a_stream_is_created_only_on_request() {
     let server = server().await;
     let message = || Message::new("order.created", "{}");
     let url = format!("nats://127.0.0.1:{}", server.port());
@@ -136,9 +136,9 @@ async fn a_stream_is_made_only_when_it_is_asked_for() {
     plain.publish(message()).await.expect("it is there now");
 }
 
-/// A message is stored, or refused for good, or not taken now, or nobody knows.
+/// Refused, not now, or unavailable.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g51_what_comes_of_a_message_is_one_of_three_errors() {
+async fn g51_errors_of_publish_are_classified() {
     let server = server().await;
     let world = world_of(NatsJetStream::on(&server).await).await;
     let account = world.broker.account();
@@ -172,7 +172,7 @@ async fn g51_what_comes_of_a_message_is_one_of_three_errors() {
     assert!(matches!(problem, BrokerError::Unavailable { .. }), "{problem}");
 }
 
-/// What was stored is never an error, and costs one question.
+/// And what was stored is never an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g51_publishing_takes_one_round_trip() {
     let server = server().await;
@@ -192,7 +192,7 @@ async fn g51_publishing_takes_one_round_trip() {
     }
     let received = received().await - before;
     assert!((99..110).contains(&received), "{received} messages");
-    // A stream that is made anew has positions of its own.
+    // The positions of a recreated stream differ.
     let account = world.broker.account();
     account.api("STREAM.DELETE.TEST", serde_json::Value::Null).await;
     account.make_stream("TEST", &["order.>"], json!({})).await;

@@ -1,4 +1,4 @@
-//! Several programs that share a group's work, and come and go.
+//! Replicas that share a group's work, and start and stop.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use inbox_tests::{Settled, Step, TestBroker, eventually};
 
 use super::{assert_all_done, effects, publish, run, stop, world};
 
-/// Each takes its turn at stopping. Leases last for half a minute, so a message that waited for one would be seen.
+/// Each replica is stopped in turn. Leases last for ten minutes, so a message that waited for one would be noticed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn graceful_stops_leave_no_message_behind() {
+async fn graceful_stops_lease_no_message() {
     let world = world().await;
     world.probe.script(|_| Step::Sleep(Duration::from_millis(3)));
     publish(&world, 1, 200).await;
-    // Whatever is left behind comes again when nobody waits for it any more.
+    // A leased message would be redelivered after the test's end.
     let lease = Duration::from_secs(600);
     let mut replicas = [run(&world, "audit", lease).await, run(&world, "audit", lease).await];
     let mut processed = 0;

@@ -1,4 +1,4 @@
-//! What is there when an inbox starts: a durable of other settings, a stream of another kind, or nothing yet.
+//! The start: durables with other configurations, streams of other kinds, nothing there yet.
 
 use std::{
     sync::{Arc, Mutex},
@@ -16,14 +16,14 @@ use super::{
 const LONG: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f39_where_a_new_group_begins_is_what_it_says() {
+async fn f39_a_new_group_starts_where_it_says() {
     let world = world().await;
     publish(&world, 1, 3).await;
     let mut newest = world.inbox(&["newest"]).await;
     nothing_more(&mut newest).await;
     let mut billing = world.inbox(&["billing"]).await;
     assert_eq!(billing.run_until_idle().await.expect("the broker").processed, 3);
-    // The group is known by now.
+    // The group exists now.
     drop((newest, billing));
     publish(&world, 4, 4).await;
     for group in ["newest", "billing"] {
@@ -36,8 +36,8 @@ async fn f39_where_a_new_group_begins_is_what_it_says() {
     }
 }
 
-/// A durable of our name that somebody else has made, with `more` set.
-async fn made_by_others(world: &super::World, more: Value) {
+/// Creates a durable of our name with another configuration.
+async fn create_foreign_durable(world: &super::World, more: Value) {
     let mut config = json!({ "durable_name": "billing@order,created", "name": "billing@order,created",
         "ack_policy": "explicit", "filter_subject": "order.created", "deliver_policy": "all" });
     if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
@@ -53,7 +53,7 @@ async fn made_by_others(world: &super::World, more: Value) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f45_what_differs_is_applied() {
+async fn f45_a_differing_configuration_is_updated() {
     for (field, theirs, ours) in [
         ("ack_wait", json!(1_000_000_000_u64), json!(30_000_000_000_u64)),
         ("max_deliver", json!(2), json!(-1)),
@@ -68,7 +68,7 @@ async fn f45_what_differs_is_applied() {
         if field == "backoff" {
             more["max_deliver"] = json!(5);
         }
-        made_by_others(&world, more).await;
+        create_foreign_durable(&world, more).await;
         publish(&world, 1, 1).await;
         let mut inbox = build(&world, "billing", LONG).await;
         let info = durable(world.broker.account(), "billing").await;
@@ -78,7 +78,7 @@ async fn f45_what_differs_is_applied() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f45_what_cannot_be_applied_is_refused_with_field_wanted_and_actual() {
+async fn f45_what_cannot_be_updated_is_refused_with_field_wanted_and_actual() {
     for (more, field, wanted, actual) in [
         (json!({ "ack_policy": "none" }), "ack_policy", "explicit", "none"),
         (
@@ -101,7 +101,7 @@ async fn f45_what_cannot_be_applied_is_refused_with_field_wanted_and_actual() {
         ),
     ] {
         let world = world().await;
-        made_by_others(&world, more).await;
+        create_foreign_durable(&world, more).await;
         let problem = refused(world.builder(&["billing"])).await;
         for text in [field, wanted, actual, "billing@order,created", "TEST"] {
             assert!(problem.contains(text), "{text}: {problem}");
@@ -110,7 +110,7 @@ async fn f45_what_cannot_be_applied_is_refused_with_field_wanted_and_actual() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f46_f59_every_strategy_has_the_durable_that_it_needs() {
+async fn f46_f59_the_durable_of_every_ack_strategy_is_configured() {
     let world = world().await;
     for group in ["billing", "at-least-once", "on-persist", "at-most-once"] {
         drop(world.inbox(&[group]).await);
@@ -124,7 +124,7 @@ async fn f46_f59_every_strategy_has_the_durable_that_it_needs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f52_a_stream_that_is_made_later_is_waited_for() {
+async fn f52_a_missing_stream_is_waited_for() {
     let server = server().await;
     let world = world_on(&server).await;
     let account = world.broker.account();
@@ -146,7 +146,7 @@ async fn f52_a_stream_that_is_made_later_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f52_a_server_that_starts_later_is_waited_for() {
+async fn f52_a_server_that_is_down_is_waited_for() {
     let server = server().await;
     let world = world_on(&server).await;
     publish(&world, 1, 2).await;
@@ -164,12 +164,12 @@ async fn f52_a_server_that_starts_later_is_waited_for() {
     stop(inbox).await;
 }
 
-/// What is wrong on a server that came later is not fatal any more, but it is said.
+/// The server was down at the start, so the error is not fatal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_wrong_later_keeps_it_from_being_ready() {
+async fn a_misconfiguration_found_after_the_start_is_reported_by_health() {
     let server = server().await;
     let world = world_on(&server).await;
-    made_by_others(&world, json!({ "ack_policy": "none" })).await;
+    create_foreign_durable(&world, json!({ "ack_policy": "none" })).await;
     publish(&world, 1, 1).await;
     server.stop();
     let inbox = run(&world, "billing", LONG).await;
@@ -191,12 +191,15 @@ async fn what_is_wrong_later_keeps_it_from_being_ready() {
     stop(inbox).await;
 }
 
-async fn subscribe(broker: &Nats, wish: Subscription) -> Result<Vec<inbox_runtime::nats::NatsSource>, BrokerError> {
-    broker.subscribe(vec![wish]).await
+async fn subscribe(
+    broker: &Nats,
+    subscription: Subscription,
+) -> Result<Vec<inbox_runtime::nats::NatsSource>, BrokerError> {
+    broker.subscribe(vec![subscription]).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f53_names_that_make_no_durable_are_refused() {
+async fn f53_names_that_nats_forbids_are_refused() {
     let world = world().await;
     let broker = world.broker.connect();
     for (group, subject, expected) in [
@@ -221,7 +224,7 @@ async fn f53_names_that_make_no_durable_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f58_durations_come_back_as_they_were_set() {
+async fn f58_durations_are_stored_exactly() {
     let world = world().await;
     let broker = world.broker.connect();
     for ack_wait in [
@@ -229,8 +232,8 @@ async fn f58_durations_come_back_as_they_were_set() {
         Duration::from_millis(1500),
         Duration::from_nanos(1_500_000_001),
     ] {
-        let wish = Subscription::new("billing", "order.created").ack_wait(ack_wait);
-        let sources = subscribe(&broker, wish).await.expect("subscribed");
+        let subscription = Subscription::new("billing", "order.created").ack_wait(ack_wait);
+        let sources = subscribe(&broker, subscription).await.expect("subscribed");
         let status = sources[0].status();
         assert!(status.reasons().is_empty(), "{status:?}");
         assert_eq!(sources[0].ack_wait(), ack_wait);
@@ -241,8 +244,8 @@ async fn f58_durations_come_back_as_they_were_set() {
         );
     }
     for ack_wait in [Duration::ZERO, Duration::MAX, Duration::from_secs(300 * 365 * 86_400)] {
-        let wish = Subscription::new("billing", "order.created").ack_wait(ack_wait);
-        let problem = subscribe(&broker, wish).await.expect_err("refused");
+        let subscription = Subscription::new("billing", "order.created").ack_wait(ack_wait);
+        let problem = subscribe(&broker, subscription).await.expect_err("refused");
         assert!(problem.to_string().contains("ack-wait"), "{problem}");
     }
     let problem = refused(world.builder(&["billing"]).ack_wait(Duration::ZERO)).await;
@@ -250,7 +253,7 @@ async fn f58_durations_come_back_as_they_were_set() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_work_queue_takes_one_group_and_says_why() {
+async fn a_second_group_on_a_work_queue_is_refused() {
     let server = server().await;
     let world = work_queue(&server).await;
     publish(&world, 1, 1).await;
@@ -261,7 +264,7 @@ async fn a_work_queue_takes_one_group_and_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_subject_over_two_streams_needs_a_name() {
+async fn a_subject_over_two_streams_needs_a_named_stream() {
     let world = world().await;
     let account = world.broker.account();
     account.make_stream("SECOND", &["payment.*"], json!({})).await;
@@ -269,13 +272,13 @@ async fn a_subject_over_two_streams_needs_a_name() {
     for text in ["*.created", "SECOND", "TEST", "stream = \""] {
         assert!(problem.contains(text), "{text}: {problem}");
     }
-    // Named, it must hold the subject.
+    // A named stream must hold the subject.
     let problem = refused(world.builder_of(handlers::MODULE, &["named"])).await;
     assert!(problem.contains("SECOND holds payment.*"), "{problem}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_says_on_what_it_runs() {
+async fn describe_names_version_and_servers() {
     let world = world().await;
     let inbox = world.inbox(&["billing"]).await;
     let broker = inbox.describe().next().expect("the broker").to_owned();
@@ -291,7 +294,7 @@ async fn it_says_on_what_it_runs() {
     );
 }
 
-/// What was logged, for as long as the guard lives, on this thread.
+/// Captures the log of this thread as long as the guard lives.
 pub(super) fn logged() -> (Arc<Mutex<Vec<u8>>>, tracing::subscriber::DefaultGuard) {
     struct Sink(Arc<Mutex<Vec<u8>>>);
     impl std::io::Write for Sink {
@@ -312,7 +315,7 @@ pub(super) fn logged() -> (Arc<Mutex<Vec<u8>>>, tracing::subscriber::DefaultGuar
 }
 
 #[tokio::test]
-async fn a_durable_that_no_handler_uses_any_more_is_reported() {
+async fn a_durable_without_a_handler_is_warned_of() {
     let world = world().await;
     let broker = world.broker.connect();
     for subject in ["order.created", "orders.created"] {

@@ -90,7 +90,7 @@ async fn a_part_that_waits_makes_its_handler_unready<B: TestBroker, D: TestDatab
     world.flaky.say(status.clone());
     let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
     assert!(inbox.health().ready);
-    status.wait("orders:3", "offset 17 failed and is tried again in 4s");
+    status.set_blocked("orders:3", "offset 17 failed and is tried again in 4s");
     let health = inbox.health();
     assert!(health.live && !health.ready && !health.handlers[0].ready, "{health:?}");
     assert!(
@@ -101,7 +101,7 @@ async fn a_part_that_waits_makes_its_handler_unready<B: TestBroker, D: TestDatab
         health.handlers[0].waiting,
         ["orders:3 waits: offset 17 failed and is tried again in 4s"]
     );
-    status.go_on("orders:3");
+    status.clear_blocked("orders:3");
     assert!(inbox.health().ready);
     stop(inbox).await;
 }
@@ -127,9 +127,9 @@ async fn g36_a_back_off_is_shown_and_makes_nobody_unready<B: TestBroker, D: Test
     assert_eq!(body["handlers"][0]["waiting"], serde_json::json!([]), "{body}");
 
     // The same part can have lost its leader meanwhile.
-    status.wait("orders:3", "it has no leader");
+    status.set_blocked("orders:3", "it has no leader");
     assert!(!inbox.health().ready);
-    status.go_on("orders:3");
+    status.clear_blocked("orders:3");
     let health = inbox.health();
     assert!(health.ready && health.handlers[0].back_offs.is_empty(), "{health:?}");
 

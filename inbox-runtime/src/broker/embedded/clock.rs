@@ -1,4 +1,4 @@
-//! The broker's clock: the system's, in milliseconds, which a test can stop and put forward and back.
+//! The broker's clock, in milliseconds: the system's, which tests can stop and shift.
 
 use std::{
     sync::{
@@ -10,13 +10,13 @@ use std::{
 
 /// A clock with an offset.
 #[derive(Debug, Default)]
-pub(super) struct Clock {
+pub(super) struct BrokerClock {
     offset: AtomicI64,
-    /// Where it was stopped; from then on only [`shift`](Self::shift) moves it.
+    /// When it was stopped; from then on only [`shift`](Self::shift) moves it.
     stopped: OnceLock<i64>,
 }
 
-impl Clock {
+impl BrokerClock {
     /// Milliseconds since 1970.
     pub(super) fn now(&self) -> i64 {
         let time = self.stopped.get().copied().unwrap_or_else(system);
@@ -30,7 +30,7 @@ impl Clock {
 
     pub(super) fn shift(&self, millis: i64) {
         let shifted = |offset: i64| Some(offset.saturating_add(millis));
-        // The closure never refuses, so there is no error.
+        // It can't fail: the closure never returns `None`.
         let _ = self.offset.fetch_update(Ordering::Relaxed, Ordering::Relaxed, shifted);
     }
 }
@@ -42,7 +42,7 @@ fn system() -> i64 {
     }
 }
 
-/// A duration in whole milliseconds, as many as there can be. Rounded up: a delay may last longer, never shorter.
+/// A duration in milliseconds, saturating. Rounded up: a delay may last longer, never shorter.
 pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
 }

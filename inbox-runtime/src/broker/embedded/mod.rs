@@ -1,16 +1,23 @@
-//! The broker in the program itself: durable in a SQLite file of its own, or in memory.
+//! The embedded broker: in a SQLite file of its own, or in memory.
 //!
 //! ```text
-//!  publish ─▶ messages ─▶ waiting ─ take ─▶ pending ─ ack ─▶ gone
-//!                                            │  ▲
-//!                                 nak, lease │  │ take
-//!                                   runs out ▼  │
-//!                                            due
+//!  publish ─▶ waiting ─ fetch ─▶ pending ─ ack ─▶ settled ─ retention ─▶ deleted
+//!                                │    ▲
+//!          nak or lease expired  ▼    │  fetch
+//!                            redelivery due
+//!
+//!  floors; a line uses only itself and what is below it
+//!    mod                                                    Embedded, the public type
+//!    source · background                                    pulls, background tasks
+//!    lease · fetch · subscribe · lag · trace                a source's statements
+//!    ack_writer · cleanup · idle_consumers · consumer_info  other statements
+//!    shared                                                 what clones, sources and leases share
+//!    db · wakeups · ack_queue                               connections, waiting pulls, acks to be written
+//!    consumer · connection · message
+//!    storage · retention · clock · limits
 //! ```
 //!
-//! A message that every durable has settled is deleted a while later; see `sweep`.
-//!
-//! A consumer's position is the last message that it looked at; what it took and hasn't settled are its pending rows.
+//! A consumer's position is the last message that it scanned; what it was delivered and hasn't settled are its pending rows.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,60 +25,63 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{Notify, OnceCell};
+use tokio::sync::Notify;
 
-use self::{
-    acks::Acks, clock::Clock, config::Place, db::Db, durable::Opened, keep::Keep, take::Durable, upkeep::Upkeep,
-    wake::Wakes,
-};
+use self::{consumer::Consumer, db::Db, shared::EmbeddedShared, storage::Storage, subscribe::OpenedConsumer};
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
     delivery::Message,
     names,
 };
 
-mod absent;
-mod ack;
-mod acks;
+mod ack_queue;
+mod ack_writer;
+mod background;
+mod cleanup;
 mod clock;
-mod config;
+mod connection;
+mod consumer;
+mod consumer_info;
 mod db;
-mod durable;
-mod info;
-mod keep;
+mod fetch;
+mod idle_consumers;
 mod lag;
-mod link;
+mod lease;
+mod limits;
+mod message;
+mod retention;
+mod shared;
 mod source;
-mod sweep;
-mod take;
+mod storage;
+mod subscribe;
 #[cfg(feature = "testing")]
 mod trace;
-mod upkeep;
-mod wake;
+mod wakeups;
 
 #[cfg(feature = "testing")]
-pub(crate) use self::trace::{Stage, Traced};
-pub use self::{ack::EmbeddedLease, info::ConsumerInfo, source::EmbeddedSource};
+pub(crate) use self::trace::{Stage, TracedMessage};
+pub use self::{consumer_info::ConsumerInfo, lease::EmbeddedLease, source::EmbeddedSource};
 
-/// A message broker that needs no server: it lives in a SQLite file of its own, or in memory.
+/// A message broker that needs no server: in a SQLite file of its own, or in memory.
 ///
-/// It behaves like a JetStream pull consumer, so that a handler that was developed on it moves unchanged: each (group,
-/// subject) is a durable consumer; a delivery is leased for the ack-wait and comes again when it isn't acknowledged by
-/// then, or when it is given back and its delay is over; what failed comes before what is new, and an ordered subscription
-/// waits for it. Several programs may share
-/// a file; they share the work of a group. It is meant for tests, first steps and services on one machine: SQLite has one
-/// writer at a time, and the file must not lie on a network file system.
+/// It behaves like JetStream pull consumers, so that a handler that was developed on it runs there unchanged: each
+/// (group, subject) is a durable consumer; a delivery is leased for the ack-wait and redelivered when it isn't
+/// acknowledged by then, or when it was nakked and the delay is over; redeliveries come before new messages, and an
+/// ordered subscription waits for them. Several programs may share a file; they share the work of a group. It is meant
+/// for tests, first steps and services on one machine: SQLite has one writer at a time, and the file must not be on a
+/// network file system.
 ///
-/// A message that every group has settled whose it is, is deleted a day after its last acknowledgement, or as
-/// [`keep_for`](Self::keep_for) says. One that was never any group's is kept, for a group may come for it; one that a group
-/// hasn't settled is kept until it has, or until the group's durable is [removed](Self::remove_consumer).
+/// A message that all consumers of its subject have settled is deleted a day after its last acknowledgement, or as
+/// [`keep_for`](Self::keep_for) says. One that belongs to none, because none has its subject or all started
+/// after it, is kept for future ones; one that a consumer hasn't settled is kept until it has, or until the consumer is
+/// [removed](Self::remove_consumer).
 ///
-/// Making one does nothing yet. The file and its tables are made when the broker is first used, so that is also when
-/// errors show; a failed opening is tried again by the next call. Clones share the broker.
+/// A new value does nothing yet. The file and its tables are created at first use, so that is also when errors are
+/// returned; the next call retries. Clones share the broker.
 ///
 /// The file must not be that of the application's own database, and a SQLite database that isn't a broker's is refused.
-/// It carries an id that is part of every message's position, so positions of different files differ; a restored backup
-/// keeps the id and numbers its next messages as the lost ones were.
+/// It has an id that is part of every message's position, so positions of different files differ; a restored backup
+/// keeps the id and reuses the sequence numbers that were lost.
 ///
 /// ```
 /// use std::time::Duration;
@@ -97,63 +107,45 @@ pub use self::{ack::EmbeddedLease, info::ConsumerInfo, source::EmbeddedSource};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Embedded {
-    shared: Arc<Shared>,
-}
-
-/// What the clones, sources and leases of a broker share.
-#[derive(Debug)]
-struct Shared {
-    place: Place,
-    clock: Clock,
-    keep: Keep,
-    /// The waiting pulls of this process.
-    wakes: Wakes,
-    /// The acknowledgements of this process that wait to be written.
-    acks: Acks,
-    upkeep: Upkeep,
-    db: OnceCell<Db>,
-}
-
-impl Shared {
-    async fn db(&self) -> Result<&Db, BrokerError> {
-        self.db.get_or_try_init(|| Db::open(&self.place)).await
-    }
+    shared: Arc<EmbeddedShared>,
 }
 
 impl Embedded {
-    /// A broker in a file, which is made if it is missing (its folder is not). SQLite keeps two more files beside it,
-    /// `…-wal` and `…-shm`.
+    /// A broker in a file, which is created if it is missing (its folder is not). SQLite keeps two more files beside
+    /// it, `…-wal` and `…-shm`.
     #[must_use]
     pub fn file(path: impl AsRef<Path>) -> Self {
-        Self::at(Place::file(path.as_ref()))
+        Self::at(Storage::file(path.as_ref()))
     }
 
-    /// A broker in memory, which is gone with its last clone, source and lease.
+    /// A broker in memory, which is dropped with its last clone, source and lease.
     #[must_use]
     pub fn memory() -> Self {
-        Self::at(Place::Memory)
+        Self::at(Storage::Memory)
     }
 
-    /// The broker of a URL: `embedded:memory`, or `embedded:` and a file, and `?keep=…` behind it. The error says what to write.
+    /// The broker of a URL: `embedded:memory`, or `embedded:` and a file, optionally followed by `?keep=…`. The error
+    /// says what to write.
     pub(crate) fn from_url(url: &str) -> Result<Self, String> {
         crate::url::no_login(url)?;
         let rest = url.strip_prefix("embedded:").unwrap_or(url);
         let rest = rest.strip_prefix("//").unwrap_or(rest);
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let keep = keep::parse(query)?;
-        let broker = match place {
+        let (storage, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let keep = retention::parse(query)?;
+        let broker = match storage {
             "" => return Err("the broker's URL names no file; write embedded:broker.db or embedded:memory".to_owned()),
             "memory" => Self::memory(),
             file => Self::file(file),
         };
         if let Some(keep) = keep {
-            broker.shared.keep.set(keep);
+            broker.shared.retention.set(keep);
         }
         Ok(broker)
     }
 
-    /// Sets for how long a message is kept after its last acknowledgement, for this broker and its clones; a day by default.
-    /// In a URL it is `embedded:broker.db?keep=1h`. Where several programs share a file the shortest time holds.
+    /// Sets how long a message is kept after its last acknowledgement, for this broker and its clones; a day by
+    /// default. In a URL it is `embedded:broker.db?keep=1h`. Where several programs share a file the shortest time
+    /// applies.
     ///
     /// ```
     /// use std::time::Duration;
@@ -163,8 +155,8 @@ impl Embedded {
     /// ```
     #[must_use]
     pub fn keep_for(self, time: Duration) -> Self {
-        self.shared.keep.set(time);
-        self.shared.upkeep.retain_now();
+        self.shared.retention.set(time);
+        self.shared.background.retention_changed.notify_one();
         self
     }
 
@@ -175,30 +167,21 @@ impl Embedded {
     /// ```
     #[must_use]
     pub fn keep_forever(self) -> Self {
-        self.shared.keep.set(Duration::MAX);
+        self.shared.retention.set(Duration::MAX);
         self
     }
 
-    fn at(place: Place) -> Self {
+    fn at(storage: Storage) -> Self {
         Self {
-            shared: Arc::new(Shared {
-                place,
-                clock: Clock::default(),
-                keep: Keep::default(),
-                wakes: Wakes::default(),
-                acks: Acks::default(),
-                upkeep: Upkeep::default(),
-                db: OnceCell::new(),
-            }),
+            shared: Arc::new(EmbeddedShared::new(storage)),
         }
     }
 
-    /// Publishes a message; returns when it is on the disk. Never takes a message for a duplicate: that is the inbox's
-    /// business.
+    /// Publishes a message; returns when it is synced to the disk. Never deduplicates: the inbox does.
     ///
     /// # Errors
     ///
-    /// [`BrokerError::Invalid`] when the subject is none to publish to, or the file is not a broker's;
+    /// [`BrokerError::Invalid`] when the subject is invalid for a publish, or the file is not a broker's;
     /// [`BrokerError::Unavailable`] when the file can't be written.
     ///
     /// # Cancel safety
@@ -209,7 +192,7 @@ impl Embedded {
         let headers = serde_json::to_vec(&message.headers)
             .map_err(|error| BrokerError::Invalid(format!("the headers can't be stored: {error}")))?;
         let db = self.db().await?;
-        let mut writing = db.durable().await?;
+        let mut connection = db.durable_writer().await?;
         let subject = message.subject;
         let inserted =
             sqlx::query("INSERT INTO messages (subject, published_at, headers, payload) VALUES (?, ?, ?, ?)")
@@ -217,20 +200,20 @@ impl Embedded {
                 .bind(self.shared.clock.now())
                 .bind(headers)
                 .bind(message.payload.as_deref())
-                .execute(&mut *writing)
+                .execute(&mut *connection)
                 .await;
-        let inserted = writing.done("publish to", inserted)?;
-        // Not confirmed, if it went into a file without a name.
+        let inserted = connection.finish("publish to", inserted)?;
+        // Fails if it was written to an unlinked file.
         db.check()?;
-        self.shared.wakes.published(&subject);
-        Ok(Published::new(take::position(
+        self.shared.wakeups.wake_subject(&subject);
+        Ok(Published::new(message::position(
             &db.instance,
             inserted.last_insert_rowid(),
         )))
     }
 
-    /// How far the durable consumer of `group` and `subject` (exactly as it subscribed) has come; `None` if nobody has
-    /// subscribed yet. Counts by reading the messages that wait.
+    /// How far the durable consumer of `group` and `subject` (exactly as subscribed) is; `None` if there is none. Scans
+    /// the waiting messages.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -245,22 +228,24 @@ impl Embedded {
     ///
     /// [`BrokerError::Invalid`] when the file is not a broker's, [`BrokerError::Unavailable`] when it can't be read.
     pub async fn consumer(&self, group: &str, subject: &str) -> Result<Option<ConsumerInfo>, BrokerError> {
-        Ok(info::consumers(&self.shared, Some((group, subject))).await?.pop())
+        Ok(consumer_info::consumers(&self.shared, Some((group, subject)))
+            .await?
+            .pop())
     }
 
-    /// How far each durable consumer has come, in the order of groups and subjects. Counts by reading the messages that
-    /// wait.
+    /// How far each durable consumer is, ordered by group and subject. Scans the waiting messages.
     ///
     /// # Errors
     ///
     /// As [`consumer`](Self::consumer).
     pub async fn consumers(&self) -> Result<Vec<ConsumerInfo>, BrokerError> {
-        info::consumers(&self.shared, None).await
+        consumer_info::consumers(&self.shared, None).await
     }
 
-    /// Removes the durable consumer of `group` and `subject` (exactly as it subscribed), for a group that isn't to come back:
-    /// the messages that it hasn't settled are lost to it, and are deleted when nobody else waits for them. Returns whether it
-    /// was there. A program that has it open reports an error from then on; a later subscription makes a new one.
+    /// Removes the durable consumer of `group` and `subject` (exactly as subscribed), for a group that doesn't come
+    /// back: it loses the messages that it hasn't settled, and they are deleted when no other consumer needs them.
+    /// Returns whether it existed. A program that has it open reports an error from then on; a later subscription
+    /// creates a new one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -277,32 +262,56 @@ impl Embedded {
     ///
     /// # Cancel safety
     ///
-    /// Dropped half-way, the durable is either removed or not.
+    /// Dropped half-way, the consumer is either removed or not.
     pub async fn remove_consumer(&self, group: &str, subject: &str) -> Result<bool, BrokerError> {
-        durable::remove(&self.shared, group, subject).await
+        subscribe::remove(&self.shared, group, subject).await
     }
 
-    /// Not public API: puts the clock of this broker and its clones forward, for tests, and wakes the waiting pulls.
+    /// Not public API: advances the clock of this broker and its clones, for tests, and wakes the waiting pulls.
     #[doc(hidden)]
     pub fn advance_clock(&self, by: Duration) {
         self.shared.clock.shift(clock::millis(by));
-        self.shared.wakes.all();
-        self.shared.upkeep.retain_now();
+        self.shared.wakeups.wake_all();
+        self.shared.background.retention_changed.notify_one();
     }
 
     /// Not public API: puts the clock of this broker and its clones back, for tests, and wakes the waiting pulls.
     #[doc(hidden)]
     pub fn turn_clock_back(&self, by: Duration) {
         self.shared.clock.shift(-clock::millis(by));
-        self.shared.wakes.all();
-        self.shared.upkeep.retain_now();
+        self.shared.wakeups.wake_all();
+        self.shared.background.retention_changed.notify_one();
     }
 
-    /// The database, with what works in the background on it.
+    /// The database, with its background tasks.
     async fn db(&self) -> Result<&Db, BrokerError> {
         let db = self.shared.db().await?;
-        upkeep::keep_up(&self.shared);
+        background::ensure_running(&self.shared);
         Ok(db)
+    }
+}
+
+/// For the test kit.
+#[cfg(feature = "testing")]
+impl Embedded {
+    /// Stops the clock of this broker and its clones: only [`advance_clock`](Self::advance_clock) moves it.
+    pub(crate) fn stop_clock(&self) {
+        self.shared.clock.stop();
+    }
+
+    /// Every message of a consumer's subject, oldest first. One before its start counts as acknowledged.
+    pub(crate) async fn trace(&self, group: &str, pattern: &str) -> Result<Vec<TracedMessage>, BrokerError> {
+        trace::trace(&self.shared, group, pattern).await
+    }
+
+    /// Redelivers a delivered message at once, even an acknowledged one, as if its ack had been lost.
+    pub(crate) async fn redeliver(
+        &self,
+        group: &str,
+        pattern: &str,
+        traced: &TracedMessage,
+    ) -> Result<(), BrokerError> {
+        trace::redeliver(&self.shared, group, pattern, traced).await
     }
 }
 
@@ -310,15 +319,15 @@ impl Broker for Embedded {
     type Source = EmbeddedSource;
 
     async fn describe(&self) -> Result<String, BrokerError> {
-        let mut reading = self.db().await?.reading().await?;
+        let mut connection = self.db().await?.reader().await?;
         let sqlite = sqlx::query_scalar("SELECT sqlite_version()")
-            .fetch_one(&mut *reading)
+            .fetch_one(&mut *connection)
             .await;
-        let sqlite: String = reading.done("read", sqlite)?;
+        let sqlite: String = connection.finish("read", sqlite)?;
         Ok(format!(
             "embedded {} ({}, SQLite {sqlite})",
             env!("CARGO_PKG_VERSION"),
-            self.shared.place
+            self.shared.storage
         ))
     }
 
@@ -328,17 +337,17 @@ impl Broker for Embedded {
             names::check_subject(&subscription.subject).map_err(BrokerError::Invalid)?;
         }
         self.db().await?;
-        let opened = durable::open(&self.shared, &subscriptions).await?;
-        let source = |(subscription, opened): (Subscription, Opened)| {
+        let opened = subscribe::subscribe(&self.shared, &subscriptions).await?;
+        let source = |(subscription, opened): (Subscription, OpenedConsumer)| {
             opened.log(&subscription);
-            let durable = Durable {
+            let consumer = Consumer {
                 id: opened.id,
                 group: subscription.group,
                 subject: subscription.subject,
                 ordered: subscription.ordered,
                 woken: Notify::new(),
             };
-            EmbeddedSource::new(Arc::clone(&self.shared), durable, opened.ack_wait)
+            EmbeddedSource::new(Arc::clone(&self.shared), consumer, opened.ack_wait)
         };
         Ok(subscriptions.into_iter().zip(opened).map(source).collect())
     }
@@ -348,6 +357,6 @@ impl Broker for Embedded {
     }
 
     fn file(&self) -> Option<PathBuf> {
-        self.shared.place.path().map(Path::to_owned)
+        self.shared.storage.path().map(Path::to_owned)
     }
 }

@@ -1,4 +1,4 @@
--- The tables of the embedded broker, version 1. Runs once, in one transaction, in a database that was empty.
+-- The tables of the embedded broker, version 1. Runs once, in one transaction, in an empty database.
 
 PRAGMA application_id = 1229084721;
 PRAGMA user_version = 1;
@@ -7,7 +7,7 @@ CREATE TABLE broker (
     instance TEXT NOT NULL
 ) STRICT;
 
--- AUTOINCREMENT: a sequence number is never used twice, whatever is deleted.
+-- AUTOINCREMENT: a sequence number is never reused, whatever is deleted.
 CREATE TABLE messages (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     subject TEXT NOT NULL,
@@ -16,7 +16,7 @@ CREATE TABLE messages (
     payload BLOB
 ) STRICT;
 
--- A message up to `position` is pending, or settled, or not the consumer's; one behind it wasn't looked at yet.
+-- A message up to `position` is pending, or settled, or not the consumer's; later ones weren't scanned yet.
 CREATE TABLE consumers (
     id INTEGER PRIMARY KEY,
     consumer_group TEXT NOT NULL,
@@ -27,7 +27,7 @@ CREATE TABLE consumers (
     UNIQUE (consumer_group, subject)
 ) STRICT;
 
--- The deliveries that aren't settled. `taken_at` is when `visible_at` was decided.
+-- The unsettled deliveries. `taken_at` is when `visible_at` was set. Both in milliseconds since 1970.
 CREATE TABLE pending (
     consumer INTEGER NOT NULL,
     seq INTEGER NOT NULL,
@@ -40,7 +40,7 @@ CREATE TABLE pending (
 CREATE INDEX pending_visible ON pending (consumer, visible_at);
 CREATE INDEX pending_taken ON pending (consumer, taken_at);
 
--- So that an acknowledgement is one statement, which needs no transaction and can't be cancelled half-way.
+-- An acknowledgement is one statement, which needs no transaction and can't be cancelled half-way.
 CREATE TRIGGER pending_acked AFTER DELETE ON pending
 BEGIN
     UPDATE consumers SET acked = acked + 1 WHERE id = OLD.consumer;

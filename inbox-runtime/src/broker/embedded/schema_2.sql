@@ -1,30 +1,30 @@
--- What version 2 adds: retention. Runs behind `schema.sql` in a new file, and on a file of version 1, in one transaction.
+-- Version 2: retention. Runs after `schema.sql` in a new file, and on a file of version 1, in one transaction.
 
 PRAGMA user_version = 2;
 
--- The durable began behind this sequence number: what comes before is not its.
+-- The consumer started after this sequence number: earlier messages are not its.
 ALTER TABLE consumers ADD COLUMN began_after INTEGER NOT NULL DEFAULT 0;
--- When a process was last known to have it open, in milliseconds since 1970.
+-- When a process last had it open, in milliseconds since 1970.
 ALTER TABLE consumers ADD COLUMN seen_at INTEGER NOT NULL DEFAULT 0;
 
 UPDATE consumers SET seen_at = CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER);
 
--- One that began at the first message has pending or acknowledged all of its messages up to its position. Of another one of
--- version 1 it isn't known where it began, and what lies before now doesn't count as settled by it.
+-- All messages up to the position of a consumer that started at the first one are pending or acknowledged. Where any other consumer
+-- of version 1 started is unknown: earlier messages don't count as settled by it.
 UPDATE consumers SET began_after = position
 WHERE acked + (SELECT count(*) FROM pending WHERE consumer = consumers.id)
     < (SELECT count(*) FROM messages WHERE seq <= position AND subject GLOB replace(consumers.subject, '>', '*'));
 
--- Durables that were removed: what was theirs needn't be kept for a group that may come.
+-- Removed consumers: their messages needn't be kept for future groups.
 CREATE TABLE removed (
     subject TEXT NOT NULL,
     began_after INTEGER NOT NULL,
-    -- The last message that was there when it was removed.
+    -- The last message when it was removed.
     ended_at INTEGER NOT NULL
 ) STRICT;
 
--- Messages that may be settled by every durable, with the time of the last acknowledgement, in milliseconds since 1970. A
--- message that isn't settled is taken out when that is noticed: its last acknowledgement brings it back.
+-- Messages that may be settled by every consumer, with the time of the last acknowledgement in milliseconds since 1970. One that
+-- isn't is deleted when that is noticed, and inserted again by its last acknowledgement.
 CREATE TABLE settled (
     seq INTEGER PRIMARY KEY,
     at INTEGER NOT NULL
@@ -46,7 +46,7 @@ BEGIN
     ON CONFLICT (seq) DO UPDATE SET at = excluded.at;
 END;
 
--- A durable that is removed, by whatever means, holds nothing back any more.
+-- A removed consumer keeps no messages, however it was removed.
 CREATE TRIGGER consumer_removed AFTER DELETE ON consumers
 BEGIN
     DELETE FROM pending WHERE consumer = OLD.id;

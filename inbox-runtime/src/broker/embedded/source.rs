@@ -1,4 +1,4 @@
-//! Pulling: waiting for deliveries, and keeping those that a cancelled pull leaves behind.
+//! `Source` for the embedded broker: waits for deliveries, keeps those that a cancelled pull leaves behind.
 
 use std::{collections::VecDeque, mem, pin::pin, sync::Arc, time::Duration};
 
@@ -9,95 +9,102 @@ use tokio::{
 };
 
 use super::{
-    Shared, ack,
-    ack::EmbeddedLease,
     clock::until,
+    consumer::Consumer,
+    fetch::{Fetched, LeasedDelivery, fetch},
     lag,
-    take::{Durable, Found, Taken, take},
+    lease::{EmbeddedLease, release, renew},
+    shared::EmbeddedShared,
 };
 use crate::{
     broker::{BrokerError, Source, SourceStatus},
     delivery::Delivery,
 };
 
-/// Where the deliveries of one subscription to the embedded broker come from.
+/// The deliveries of one subscription to the embedded broker.
 ///
-/// Dropped, it gives back what it had leased and not handed over.
+/// Dropped, it releases what it had leased and not returned.
 #[derive(Debug)]
 pub struct EmbeddedSource {
-    shared: Arc<Shared>,
-    durable: Arc<Durable>,
-    /// The durable's, in milliseconds, as of the last look.
+    shared: Arc<EmbeddedShared>,
+    consumer: Arc<Consumer>,
+    /// In milliseconds, as of the last fetch.
     ack_wait: i64,
-    /// The transaction that leases runs in a task of its own and its end is awaited here: a pull that is dropped while
-    /// it runs leaves it to the next one. In the pull itself the deliveries would be leased to nobody.
-    taking: Option<JoinHandle<Result<Found, BrokerError>>>,
-    /// Whether there was something the last time.
-    flowing: bool,
-    /// What was leased and not handed over.
-    ready: VecDeque<Taken>,
+    /// A fetch, in a task of its own: a pull that is dropped meanwhile leaves it to the next one. In the pull itself
+    /// its deliveries would be leased without an owner.
+    fetching: Option<JoinHandle<Result<Fetched, BrokerError>>>,
+    /// Whether the last fetch found something.
+    expects_more: bool,
+    /// Leased and not returned yet.
+    ready: VecDeque<LeasedDelivery>,
     status: SourceStatus,
-    /// Asks for the lag, as long as this lives.
+    /// The task that reports the lag.
     lag: AbortHandle,
 }
 
 impl EmbeddedSource {
-    pub(super) fn new(shared: Arc<Shared>, durable: Durable, ack_wait: i64) -> Self {
-        let durable = Arc::new(durable);
-        shared.wakes.add(&durable);
+    pub(super) fn new(shared: Arc<EmbeddedShared>, consumer: Consumer, ack_wait: i64) -> Self {
+        let consumer = Arc::new(consumer);
+        shared.wakeups.add(&consumer);
         let status = SourceStatus::default();
         let lag = tokio::spawn(lag::report(
             Arc::downgrade(&shared),
-            Arc::clone(&durable),
+            Arc::clone(&consumer),
             status.clone(),
         ));
         Self {
             shared,
-            durable,
+            consumer,
             ack_wait,
-            taking: None,
-            flowing: false,
+            fetching: None,
+            expects_more: false,
             ready: VecDeque::new(),
             status,
             lag: lag.abort_handle(),
         }
     }
 
-    /// Leases what is ready, unless something is left from before. Returns how long to wait if there was nothing.
+    /// Fetches, unless something is left from before. Returns how long to wait if there was nothing.
     async fn fill(&mut self, max: usize) -> Result<Duration, BrokerError> {
-        self.finish_taking().await?;
+        self.finish_fetch().await?;
         self.renew_ready().await?;
         if !self.ready.is_empty() {
             return Ok(Duration::ZERO);
         }
-        let task = take(Arc::clone(&self.shared), Arc::clone(&self.durable), max, self.flowing);
-        self.taking = Some(tokio::spawn(task));
-        self.finish_taking().await
+        let task = fetch(
+            Arc::clone(&self.shared),
+            Arc::clone(&self.consumer),
+            max,
+            self.expects_more,
+        );
+        self.fetching = Some(tokio::spawn(task));
+        self.finish_fetch().await
     }
 
-    /// Waits for the task that takes messages, if there is one. Returns how long to wait if it found nothing.
-    async fn finish_taking(&mut self) -> Result<Duration, BrokerError> {
-        let Some(taking) = &mut self.taking else {
+    /// Waits for the fetch in flight, if there is one. Returns how long to wait if it found nothing.
+    async fn finish_fetch(&mut self) -> Result<Duration, BrokerError> {
+        let Some(fetching) = &mut self.fetching else {
             return Ok(Duration::ZERO);
         };
-        let found = taking.await;
-        self.taking = None;
-        let found = found.map_err(|error| BrokerError::unavailable("the task that takes messages ended", error))??;
-        self.ack_wait = found.ack_wait;
-        self.flowing = !found.taken.is_empty();
-        self.ready.extend(found.taken);
-        Ok(found.pause)
+        let fetched = fetching.await;
+        self.fetching = None;
+        let fetched =
+            fetched.map_err(|error| BrokerError::unavailable("the task that fetches messages ended", error))??;
+        self.ack_wait = fetched.ack_wait;
+        self.expects_more = !fetched.leased.is_empty();
+        self.ready.extend(fetched.leased);
+        Ok(fetched.pause)
     }
 
-    /// Prolongs the leases of deliveries that have been waiting here for a while, and drops those that have passed on.
+    /// Renews the leases of what was not returned yet, and drops those that are lost.
     async fn renew_ready(&mut self) -> Result<(), BrokerError> {
         let mut index = 0;
-        while let Some(taken) = self.ready.get(index) {
+        while let Some(leased) = self.ready.get(index) {
             let now = self.shared.clock.now();
-            if (0..self.ack_wait / 3).contains(&now.saturating_sub(taken.at)) {
+            if (0..self.ack_wait / 3).contains(&now.saturating_sub(leased.leased_at)) {
                 index += 1;
-            } else if ack::renew(&self.shared, &self.durable, taken.seq, taken.count).await? {
-                self.ready[index].at = now;
+            } else if renew(&self.shared, &self.consumer, leased.seq, leased.delivery_count).await? {
+                self.ready[index].leased_at = now;
                 index += 1;
             } else {
                 self.ready.remove(index);
@@ -106,15 +113,38 @@ impl EmbeddedSource {
         Ok(())
     }
 
-    fn hand_over(&mut self, max: usize) -> Vec<(Delivery, EmbeddedLease)> {
-        let lease = |taken: Taken| {
-            let (shared, durable) = (Arc::clone(&self.shared), Arc::clone(&self.durable));
-            (
-                taken.delivery,
-                EmbeddedLease::new(shared, durable, taken.seq, taken.count),
-            )
+    fn take_ready(&mut self, max: usize) -> Vec<(Delivery, EmbeddedLease)> {
+        let lease = |leased: LeasedDelivery| {
+            let (shared, consumer) = (Arc::clone(&self.shared), Arc::clone(&self.consumer));
+            let lease = EmbeddedLease::new(shared, consumer, leased.seq, leased.delivery_count);
+            (leased.delivery, lease)
         };
         self.ready.drain(..max.min(self.ready.len())).map(lease).collect()
+    }
+
+    /// Takes what was leased and not returned; the future releases it. `None` if there is nothing.
+    fn release_unreturned(&mut self) -> Option<impl Future<Output = ()> + Send + 'static> {
+        let (fetching, ready) = (self.fetching.take(), mem::take(&mut self.ready));
+        if fetching.is_none() && ready.is_empty() {
+            return None;
+        }
+        let (shared, consumer) = (Arc::clone(&self.shared), Arc::clone(&self.consumer));
+        Some(async move {
+            let fetched = match fetching {
+                Some(fetching) => fetching.await.ok().and_then(Result::ok),
+                None => None,
+            };
+            let fetched = fetched.map_or_else(Vec::new, |fetched| fetched.leased);
+            for leased in ready.into_iter().chain(fetched) {
+                if let Err(error) = release(&shared, &consumer, leased.seq, leased.delivery_count).await {
+                    tracing::debug!(
+                        %error,
+                        seq = leased.seq,
+                        "a message could not be released; it is redelivered when its lease expires"
+                    );
+                }
+            }
+        })
     }
 }
 
@@ -125,28 +155,28 @@ impl Source for EmbeddedSource {
         if max == 0 {
             return Ok(Vec::new());
         }
-        let durable = Arc::clone(&self.durable);
+        let consumer = Arc::clone(&self.consumer);
         let start = Instant::now();
         loop {
-            // Before the look, or what happens between the look and the wait would be missed.
-            let mut woken = pin!(durable.woken.notified());
+            // Before the fetch, or a wakeup between the fetch and the wait would be missed.
+            let mut woken = pin!(consumer.woken.notified());
             woken.as_mut().enable();
             let pause = self.fill(max).await?;
             if !self.ready.is_empty() {
-                return Ok(self.hand_over(max));
+                return Ok(self.take_ready(max));
             }
-            let rest = wait.saturating_sub(start.elapsed());
-            if rest.is_zero() {
+            let remaining = wait.saturating_sub(start.elapsed());
+            if remaining.is_zero() {
                 return Ok(Vec::new());
             }
-            // It ends early or late, and the next look tells.
-            let _ = tokio::time::timeout(pause.min(rest), woken).await;
+            // Woken or not, the next fetch decides.
+            let _ = tokio::time::timeout(pause.min(remaining), woken).await;
         }
     }
 
     async fn close(&mut self) {
-        if let Some(leftovers) = self.leftovers() {
-            leftovers.await;
+        if let Some(release) = self.release_unreturned() {
+            release.await;
         }
     }
 
@@ -159,38 +189,12 @@ impl Source for EmbeddedSource {
     }
 }
 
-impl EmbeddedSource {
-    /// Takes out what was leased and not handed over; the result gives it back. `None` if there is nothing.
-    fn leftovers(&mut self) -> Option<impl Future<Output = ()> + Send + 'static> {
-        let (taking, ready) = (self.taking.take(), mem::take(&mut self.ready));
-        if taking.is_none() && ready.is_empty() {
-            return None;
-        }
-        let (shared, durable) = (Arc::clone(&self.shared), Arc::clone(&self.durable));
-        Some(async move {
-            let taken = match taking {
-                Some(taking) => taking
-                    .await
-                    .ok()
-                    .and_then(Result::ok)
-                    .map_or_else(Vec::new, |found| found.taken),
-                None => Vec::new(),
-            };
-            for taken in ready.into_iter().chain(taken) {
-                if let Err(error) = ack::release(&shared, &durable, taken.seq, taken.count).await {
-                    tracing::debug!(%error, seq = taken.seq, "a message that nobody has comes again when its lease runs out");
-                }
-            }
-        })
-    }
-}
-
 impl Drop for EmbeddedSource {
     fn drop(&mut self) {
         self.lag.abort();
-        // Without a runtime the leases have to run out.
-        if let (Some(leftovers), Ok(runtime)) = (self.leftovers(), Handle::try_current()) {
-            runtime.spawn(leftovers);
+        // Without a runtime the leases have to expire.
+        if let (Some(release), Ok(runtime)) = (self.release_unreturned(), Handle::try_current()) {
+            runtime.spawn(release);
         }
     }
 }

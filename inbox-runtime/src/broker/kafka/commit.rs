@@ -218,7 +218,7 @@ fn settle(group: &Group, partition: &mut Partition, due: &Due, outcome: &Outcome
         Ok(()) => {
             let was_far_ahead = partition.is_ahead();
             partition.progress.commit(due.offset);
-            line.status.go_on(&name);
+            line.status.clear_blocked(&name);
             if was_far_ahead {
                 line.wake.notify_one();
             }
@@ -231,7 +231,7 @@ fn settle(group: &Group, partition: &mut Partition, due: &Due, outcome: &Outcome
             let since = partition.progress.refuse(now, now + RETRY);
             if is_lasting(error) || now.saturating_duration_since(since) >= PASSES {
                 line.status
-                    .wait(name, problems::commit(&due.part.topic, &group.id, error));
+                    .set_blocked(name, problems::commit(&due.part.topic, &group.id, error));
             }
         }
     }

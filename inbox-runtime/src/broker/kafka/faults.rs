@@ -63,7 +63,7 @@ impl Faults {
                 for line in &group.lines {
                     // As in `Subscribed topic not available: orders: Broker: …`.
                     if text.contains(&format!(" {}: ", topics::topic(&group.prefix, &line.subject))) {
-                        line.status.wait(&line.subject, &text);
+                        line.status.set_blocked(&line.subject, &text);
                         self.enter(group, &line.subject, code, &text);
                     }
                 }

@@ -66,8 +66,8 @@ impl Line {
     /// A partition is ours no more, so that nothing of it waits here.
     pub(super) fn forget(&self, part: &Part) {
         let name = part.name();
-        self.status.go_on(&name);
-        self.status.go_on(&offset_of(&name));
+        self.status.clear_blocked(&name);
+        self.status.clear_blocked(&offset_of(&name));
     }
 
     /// How many messages the group has not acknowledged, or that this isn't known.
@@ -266,13 +266,13 @@ impl Group {
     /// Every line's status says that a part of it waits.
     pub(super) fn wait(&self, part: &str, why: &str) {
         for line in &self.lines {
-            line.status.wait(part, why);
+            line.status.set_blocked(part, why);
         }
     }
 
     pub(super) fn go_on(&self, part: &str) {
         for line in &self.lines {
-            line.status.go_on(part);
+            line.status.clear_blocked(part);
         }
     }
 

@@ -91,7 +91,8 @@ fn find(group: &Group, client: &Client) -> Result<Vec<Topics>, KafkaError> {
         if !missing {
             faults.passed(group, &line.subject);
         } else if !faults.has(&line.subject) {
-            line.status.wait(&line.subject, format!("there is no topic `{topic}`"));
+            line.status
+                .set_blocked(&line.subject, format!("there is no topic `{topic}`"));
         }
         any_missing |= missing;
         found.push(topics);
@@ -128,9 +129,9 @@ fn tell_leaders(group: &Group, line: usize, topics: &Topics) {
         let without = partitions.iter().filter(|(number, leads)| !leads && ours(*number));
         let numbers: Vec<i32> = without.map(|(number, _)| *number).collect();
         if numbers.is_empty() {
-            status.go_on(topic);
+            status.clear_blocked(topic);
         } else {
-            status.wait(topic, problems::no_leader(topic, &numbers));
+            status.set_blocked(topic, problems::no_leader(topic, &numbers));
         }
     }
 }

@@ -112,7 +112,7 @@ fn topic_begin(
                         at: begun.get(part).copied(),
                     },
                 };
-                line.status.go_on(topic);
+                line.status.clear_blocked(topic);
                 return parts.iter().map(|part| (part.clone(), begin(part))).collect();
             }
             Err(error) if is_refused(&error) || group.lock().closing => {
@@ -124,7 +124,7 @@ fn topic_begin(
                     tracing::warn!(group = group.id, topic, %error, "it can't be found out where the group begins; trying again");
                 }
                 let why = format!("it can't be found out where the group begins: {error}");
-                line.status.wait(topic, why);
+                line.status.set_blocked(topic, why);
                 std::thread::sleep(AGAIN);
             }
         }

@@ -145,7 +145,7 @@ impl Partition {
         let mut record = match std::mem::replace(&mut self.hand, Hand::Empty) {
             Hand::Back { record, until } if until <= now => {
                 if !self.broken {
-                    status.go_on(&part.name());
+                    status.clear_blocked(&part.name());
                 }
                 self.redelivered = true;
                 record
@@ -231,7 +231,7 @@ impl Partition {
         self.looked_at = false;
         self.broken = true;
         tracing::warn!(partition = part.name(), %error, "no records can be fetched from a partition");
-        status.wait(part.name(), problems::fetch(&part.topic, error));
+        status.set_blocked(part.name(), problems::fetch(&part.topic, error));
     }
 
     /// Notes that a record was read: where it stands tells whether others are missing, or the partition was made anew.
@@ -283,7 +283,7 @@ impl Partition {
     fn look(&mut self, part: &Part, status: &SourceStatus) {
         self.broken = false;
         if !std::mem::replace(&mut self.looked_at, true) {
-            status.go_on(&part.name());
+            status.clear_blocked(&part.name());
         }
     }
 

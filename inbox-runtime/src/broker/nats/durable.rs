@@ -1,4 +1,4 @@
-//! The durable consumer of a source on the server: finding its stream, comparing it with what is wanted, making it.
+//! The durable consumer of a source: its name, its state on the server, and whether it was replaced.
 
 use std::{
     sync::{
@@ -11,58 +11,52 @@ use std::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{
-    acks::Acks,
-    config::MAX_DURABLE,
-    link::{Link, Unanswered},
-    settings::{adjust, make},
-    stream::find_stream,
-};
-use crate::broker::{BrokerError, Subscription};
+use super::{ack_batch::AckBatcher, limits::MAX_DURABLE_NAME};
+use crate::broker::BrokerError;
 
-/// In a durable's metadata, so that those of ours are known that nobody uses any more.
+/// Metadata keys by which our consumers are found when no handler uses them any more.
 pub(super) const GROUP_KEY: &str = "inbox_group";
 pub(super) const SUBJECT_KEY: &str = "inbox_subject";
 
-/// The name of the durable of a group and a subject: both as they are, with the characters that a name must not have
-/// replaced by ones that neither of them has. So no two pairs share a name.
+/// The name of the durable of a group and a subject: both, with the characters that NATS forbids replaced by ones that
+/// neither may contain, so that the name is unique.
 pub(super) fn name(group: &str, subject: &str) -> Result<String, BrokerError> {
     let replaced = |text: &str| text.replace('.', ",").replace('*', "+").replace('>', "#");
     let name = format!("{}@{}", replaced(group), replaced(subject));
-    if name.len() > MAX_DURABLE {
+    if name.len() > MAX_DURABLE_NAME {
         return Err(BrokerError::Invalid(format!(
             "the group `{group}` and the subject `{subject}` make a durable whose name is {} bytes long; NATS takes at most \
-             {MAX_DURABLE}; shorten one of them",
+             {MAX_DURABLE_NAME}; shorten one of them",
             name.len()
         )));
     }
     Ok(name)
 }
 
-/// The server keeps it in whole nanoseconds, and takes zero for its own default.
+/// The server stores nanoseconds in an `i64`, and replaces zero by its own default.
 pub(super) fn check_ack_wait(ack_wait: Duration) -> Result<(), BrokerError> {
     if (1..=i64::MAX as u128).contains(&ack_wait.as_nanos()) {
         return Ok(());
     }
     Err(BrokerError::Invalid(format!(
-        "the ack-wait of {ack_wait:?} can't be kept by a NATS server; write one as in 30 s"
+        "a NATS server can't store the ack-wait of {ack_wait:?}; the default is 30 s"
     )))
 }
 
-/// What the server says about a durable.
+/// The server's answer to `CONSUMER.INFO`.
 #[derive(Debug, Deserialize)]
 pub(super) struct DurableInfo {
     pub(super) created: String,
     pub(super) config: Map<String, Value>,
-    pub(super) ack_floor: Sequences,
-    pub(super) num_ack_pending: u64,
-    pub(super) num_pending: u64,
+    pub(super) ack_floor: AckFloor,
+    num_ack_pending: u64,
+    num_pending: u64,
     #[serde(default)]
     pub(super) paused: bool,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub(super) struct Sequences {
+pub(super) struct AckFloor {
     pub(super) stream_seq: u64,
 }
 
@@ -75,119 +69,85 @@ impl DurableInfo {
         self.config.get(field).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// How many messages the group has not acknowledged yet.
-    pub(super) fn unsettled(&self) -> u64 {
+    /// The number of messages that the group has not acknowledged.
+    pub(super) fn lag(&self) -> u64 {
         self.num_pending + self.num_ack_pending
     }
 
-    /// How long it waits for a sign of life.
     pub(super) fn ack_wait(&self) -> Duration {
         Duration::from_nanos(self.number("ack_wait").unsigned_abs())
     }
 }
 
-/// A durable that is there and as it must be. Its leases share it.
+/// A durable consumer that exists and is configured as wanted. Its leases share it.
 #[derive(Debug)]
 pub(super) struct Durable {
     pub(super) stream: String,
+    /// In nanoseconds since 1970.
     pub(super) stream_created: u128,
     pub(super) name: String,
-    /// When it was made, which tells it from one of the same name that was made after it was deleted.
+    /// The server's creation time, which differs after the consumer was deleted and recreated.
     pub(super) created: String,
     pub(super) ack_wait: Duration,
-    /// It has been replaced.
-    gone: AtomicBool,
-    /// Its stream has been replaced: the numbers of its messages mean others by now.
-    stream_gone: AtomicBool,
-    pub(super) acks: Arc<Acks>,
+    replaced: AtomicBool,
+    /// The sequence numbers of its messages mean other messages now.
+    stream_replaced: AtomicBool,
+    pub(super) acks: Arc<AckBatcher>,
 }
 
 impl Durable {
-    pub(super) fn position(&self, seq: u64) -> String {
-        position(&self.stream, self.stream_created, seq)
-    }
-
-    pub(super) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn is_stream_gone(&self) -> bool {
-        self.stream_gone.load(Ordering::SeqCst)
-    }
-
-    /// It is gone, or another one by now: nothing that its leases say may reach what comes after it.
-    pub(super) fn lost(&self) {
-        self.gone.store(true, Ordering::SeqCst);
-        self.stream_gone.store(true, Ordering::SeqCst);
-    }
-
-    /// It was looked for, and `found` is what there is.
-    pub(super) fn found(&self, found: &Self) {
-        let same_stream = self.stream == found.stream && self.stream_created == found.stream_created;
-        self.stream_gone.store(!same_stream, Ordering::SeqCst);
-        self.gone
-            .store(!same_stream || self.created != found.created, Ordering::SeqCst);
-    }
-}
-
-/// Where a message is kept.
-pub(super) fn position(stream: &str, created: u128, seq: u64) -> String {
-    format!("nats:{stream}:{created}:{seq}")
-}
-
-/// What a source knew of its durable when it last looked.
-#[derive(Clone, Debug)]
-pub(super) struct Known {
-    pub(super) stream: String,
-    pub(super) stream_created: u128,
-    /// Every message up to this one is settled.
-    pub(super) floor: u64,
-}
-
-/// What can't be opened now or ever.
-#[derive(Debug)]
-pub(super) enum OpenError {
-    /// It may be there later.
-    NotYet(String),
-    /// It is there and wrong.
-    Wrong(String),
-}
-
-impl From<Unanswered> for OpenError {
-    fn from(unanswered: Unanswered) -> Self {
-        match BrokerError::from(unanswered) {
-            BrokerError::Invalid(why) => Self::Wrong(why),
-            error => Self::NotYet(error.to_string()),
+    pub(super) fn new(stream: String, stream_created: u128, name: String, info: &DurableInfo) -> Self {
+        Self {
+            stream,
+            stream_created,
+            name,
+            created: info.created.clone(),
+            ack_wait: info.ack_wait(),
+            replaced: AtomicBool::new(false),
+            stream_replaced: AtomicBool::new(false),
+            acks: Arc::default(),
         }
     }
+
+    pub(super) fn position(&self, stream_seq: u64) -> String {
+        position(&self.stream, self.stream_created, stream_seq)
+    }
+
+    pub(super) fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn is_stream_replaced(&self) -> bool {
+        self.stream_replaced.load(Ordering::SeqCst)
+    }
+
+    /// Assumes the worst until [`reconcile`](Self::reconcile): nothing that its leases send may reach a successor.
+    pub(super) fn mark_lost(&self) {
+        self.replaced.store(true, Ordering::SeqCst);
+        self.stream_replaced.store(true, Ordering::SeqCst);
+    }
+
+    /// Compares with the consumer that was found afterwards.
+    pub(super) fn reconcile(&self, found: &Self) {
+        let same_stream = self.stream == found.stream && self.stream_created == found.stream_created;
+        self.stream_replaced.store(!same_stream, Ordering::SeqCst);
+        let same = same_stream && self.created == found.created;
+        self.replaced.store(!same, Ordering::SeqCst);
+    }
 }
 
-/// Finds or makes the durable of a subscription.
-pub(super) async fn open(
-    link: &Link,
-    wish: &Subscription,
-    name: &str,
-    known: Option<&Known>,
-) -> Result<(Durable, DurableInfo), OpenError> {
-    let stream = find_stream(link, wish).await?;
-    let question = format!("CONSUMER.INFO.{}.{name}", stream.config.name);
-    let there: Result<DurableInfo, _> = link.api(&question, &Value::Null).await;
-    let info = match there {
-        Ok(info) => adjust(link, wish, &stream, name, info).await?,
-        Err(error) if error.is_not_found() => make(link, wish, &stream, name, known).await?,
-        Err(error) => return Err(error.into()),
-    };
-    let durable = Durable {
-        stream_created: stream.created(),
-        stream: stream.config.name,
-        name: name.to_owned(),
-        created: info.created.clone(),
-        ack_wait: info.ack_wait(),
-        gone: AtomicBool::new(false),
-        stream_gone: AtomicBool::new(false),
-        acks: Arc::default(),
-    };
-    Ok((durable, info))
+/// The position of a message: stream, its creation time, sequence number.
+pub(super) fn position(stream: &str, created: u128, stream_seq: u64) -> String {
+    format!("nats:{stream}:{created}:{stream_seq}")
+}
+
+/// How far a group was when the consumer's state was last read. A recreated consumer starts there.
+#[derive(Clone, Debug)]
+pub(super) struct Checkpoint {
+    pub(super) stream: String,
+    pub(super) stream_created: u128,
+    /// Every message up to this stream sequence is acknowledged.
+    pub(super) ack_floor: u64,
 }
 
 #[cfg(test)]
@@ -197,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_can_be_read() {
+    fn names_are_readable() {
         assert_eq!(
             name("billing", "order.created").expect("a name"),
             "billing@order,created"
@@ -206,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn f53_a_name_that_is_too_long_says_by_what() {
+    fn f53_a_name_that_is_too_long_is_refused() {
         let error = name(&"g".repeat(128), &"s".repeat(200))
             .expect_err("too long")
             .to_string();

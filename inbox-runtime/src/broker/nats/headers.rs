@@ -1,31 +1,31 @@
-//! Headers between the wire and ours: those that come, whatever is in them, and those to publish.
+//! Converts headers: from the raw block of a delivery, and to the client library's map for a publish.
 
 use async_nats::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::{broker::BrokerError, delivery::Headers};
 
 /// The headers of a message to publish.
-pub(super) fn to_map(headers: &Headers) -> Result<HeaderMap, BrokerError> {
+pub(super) fn to_header_map(headers: &Headers) -> Result<HeaderMap, BrokerError> {
     let mut map = HeaderMap::new();
     for (name, value) in headers.iter() {
         let wrong = |why: &str| BrokerError::Refused {
             message: format!("the header `{}` can't be sent by NATS: {why}", name.escape_debug()),
             source: None,
         };
-        let known: HeaderName = name
+        let parsed: HeaderName = name
             .parse()
             .map_err(|_| wrong("its name must be visible ASCII without a colon"))?;
         let value = value.ok_or_else(|| wrong("it is null"))?;
         let value = std::str::from_utf8(value).map_err(|_| wrong("its value is not UTF-8"))?;
         let value: HeaderValue = value.parse().map_err(|_| wrong("its value has a line break"))?;
-        map.append(known, value);
+        map.append(parsed, value);
     }
     Ok(map)
 }
 
-/// The headers in a block as it stands on the wire, whatever is in it: nothing is refused, nothing is lost that has a name. A
-/// line that begins with a space goes on with the value before it.
-pub(super) fn from_block(block: &[u8]) -> Headers {
+/// Parses a raw header block leniently: every line with a name is kept, invalid ones included. A line that begins with
+/// a space continues the value before it.
+pub(super) fn parse_block(block: &[u8]) -> Headers {
     let mut all: Vec<(String, Vec<u8>)> = Vec::new();
     for line in lines(block).skip(1) {
         match (line.first(), all.last_mut()) {
@@ -56,8 +56,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn f56_whatever_a_block_has_its_names_are_read() {
-        let headers = from_block(
+    fn f56_malformed_headers_are_kept() {
+        let headers = parse_block(
             b"NATS/1.0\r\nNats-Msg-Id: m1\r\nX: \xff\r\nbad name:  b \r\nno colon\r\nY: 1\r2\r\nZ: a\r\n b\r\n\r\n",
         );
         let all: Vec<_> = headers.iter().collect();
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_sent_says_why() {
+    fn headers_that_cannot_be_sent_are_refused() {
         for (name, value, expected) in [
             ("a b", &b"v"[..], "visible ASCII"),
             ("a", &b"\xff"[..], "UTF-8"),
@@ -82,17 +82,17 @@ mod tests {
         ] {
             let mut headers = Headers::new();
             headers.append(name, value.to_vec());
-            let problem = to_map(&headers).expect_err(name).to_string();
+            let problem = to_header_map(&headers).expect_err(name).to_string();
             assert!(problem.contains(expected), "{problem}");
         }
         let mut headers = Headers::new();
         headers.append_null("a");
-        assert!(to_map(&headers).is_err());
+        assert!(to_header_map(&headers).is_err());
         headers = Headers::new();
         headers.append("b", "2");
         headers.append("a", "1");
         headers.append("a", "3");
-        let sent = to_map(&headers).expect("sent");
+        let sent = to_header_map(&headers).expect("sent");
         assert_eq!(
             sent.get_all("a").map(HeaderValue::as_str).collect::<Vec<_>>(),
             ["1", "3"]

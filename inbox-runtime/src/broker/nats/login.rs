@@ -1,4 +1,4 @@
-//! How a program says who it is: what a URL has of it, and files that are read anew at each connect.
+//! Authentication: from the URL, or from files that are read at each connect.
 
 use std::{
     fmt, fs,
@@ -8,19 +8,20 @@ use std::{
 use async_nats::Auth;
 use nkeys::KeyPair;
 
-/// How a program says who it is.
+/// How the program authenticates.
 #[derive(Clone, Default)]
 pub(super) enum Login {
     #[default]
     None,
     Token(String),
     Password(String, String),
-    /// A file with the seed.
+    /// The path of a file with the seed.
     Nkey(PathBuf),
+    /// The path of a credentials file: a JWT and its seed.
     Credentials(PathBuf),
 }
 
-/// Without anything secret.
+/// Without secrets.
 impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -34,8 +35,8 @@ impl fmt::Debug for Login {
 }
 
 impl Login {
-    /// What is said at a connect, with the server's nonce signed. Files are read here, so that a seed or a JWT that was
-    /// replaced on the disk is used from the next connect on.
+    /// The fields of `CONNECT`, with the server's nonce signed. Reads the files, so that a rotated seed or JWT is used
+    /// from the next connect on.
     pub(super) fn auth(&self, nonce: &[u8]) -> Result<Auth, String> {
         let mut auth = Auth::new();
         match self {
@@ -69,7 +70,7 @@ fn read(path: &Path, what: &str) -> Result<String, String> {
 }
 
 fn key_pair(seed: &str, path: &Path) -> Result<KeyPair, String> {
-    // The error of the library isn't shown: nothing of a seed may get into a text.
+    // The library's error is dropped: it could contain a part of the seed.
     KeyPair::from_seed(seed).map_err(|_| format!("the file {} has no seed of an nkey", path.display()))
 }
 
@@ -78,7 +79,7 @@ fn signed(key: &KeyPair, nonce: &[u8], path: &Path) -> Result<Vec<u8>, String> {
         .map_err(|_| format!("the seed in {} can't sign", path.display()))
 }
 
-/// The JWT and the seed of a credentials file: the first line behind each of its two headings, which are lines of dashes.
+/// The JWT and the seed of a credentials file: the first line after each of its two headings, which are lines of dashes.
 fn credentials(text: &str) -> Option<(&str, &str)> {
     let mut lines = text.lines().map(str::trim);
     let mut block = || {

@@ -1,86 +1,118 @@
 //! NATS JetStream: durable pull consumers on a server.
 //!
 //! ```text
-//!  publish ─▶ stream ─▶ durable ─ pull ─▶ pending ─ ack ─▶ gone
-//!                                          │  ▲
-//!                               nak, lease │  │ pull
-//!                                 runs out ▼  │
-//!                                          due
+//!  publish ─▶ stream ─▶ consumer ─ pull ─▶ pending ─ ack ─▶ done
+//!                                          │    ▲
+//!                         nak or ack_wait  ▼    │  pull
+//!                                      redelivery due
+//!
+//!  floors; a line uses only itself and what is below it
+//!    mod                                             Nats, the public type
+//!    publish · orphans · pull                        what the runtime calls
+//!    receive                                         deliveries, delete markers, statuses of pull requests
+//!    lifecycle                                       binds a source to its consumer, notices when that is lost
+//!    source · binding · lease                        state of a source, of its binding, of a delivery
+//!    provision · monitor                             creates and updates a consumer, observes it
+//!    consumer_config · stream · durable · ack_batch  JetStream's objects
+//!    jetstream                                       both connections, API requests
+//!    client_connection · delivery_connection         the client library's connection, our own
+//!    handshake · connect_options
+//!    protocol · login · tls · permissions · epochs · headers · ack_subject · error · limits
 //! ```
 //!
-//! `link` has two connections: `control` (the client library's), over which is asked, acknowledged and published, and `intake`
-//! (`dial`, `wire`), on which deliveries come and which we read ourselves: the library gives up at a header that it can't read,
-//! and so one message would keep all others from coming. `login` and `tls` say who we are. `stream`, `durable` and `settings` are
-//! what must be there on the server, and `observe` looks whether it still is; `source` pulls, with `open` to have something to
-//! pull from and `arrive` for what comes; `ack` settles; `publish` sends.
+//! Why `$JS.API` and an own connection for deliveries instead of `async_nats::jetstream`:
+//!
+//! * F56, G27, G28: the library's reader fails or panics at a malformed header, at each redelivery: one message would block all
+//!   others. The own connection doesn't interpret header blocks (`protocol`); `client_connection` replaces a client that died.
+//! * F44: the server accepts an ack or nak from an earlier consumer of a message. The library's messages know neither their age
+//!   nor whether the consumer was recreated; a [`NatsLease`] does, and sends nothing but acks when it may be lost.
+//! * F49: a consumer or stream can vanish without a status, or be recreated under the same name. The library notices a
+//!   missing heartbeat, not that. `monitor` compares creation times every few seconds, the advisory of a deleted stream is
+//!   subscribed to, and consumer sequences that start again are noticed (`receive`).
+//! * F50: a reconnect loses the pull request in flight. `binding` tracks it, so that it is sent again at once, and so that
+//!   `close` can nak what it still delivers; the library's stream drops what it has prefetched.
+//!
+//! Besides, `get_or_create_consumer` compares no configurations (`consumer_config` does), and the library has no
+//! batched acks.
 
 use std::sync::Arc;
 
-use self::{config::Settings, link::Link};
+use self::{
+    connect_options::{ConnectOptions, NewStream},
+    jetstream::JetStream,
+    orphans::ConsumerInUse,
+};
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
     delivery::Message,
     names,
 };
 
-mod ack;
-mod acks;
-mod arrive;
-mod config;
-mod control;
-mod dial;
+mod ack_batch;
+mod ack_subject;
+mod binding;
+mod client_connection;
+mod connect_options;
+mod consumer_config;
+mod delivery_connection;
 mod durable;
 mod epochs;
+mod error;
+mod handshake;
 mod headers;
-mod intake;
-mod left_behind;
-mod link;
+mod jetstream;
+mod lease;
+mod lifecycle;
+mod limits;
 mod login;
-mod observe;
-mod open;
+mod monitor;
+mod orphans;
+mod permissions;
+mod protocol;
+mod provision;
 mod publish;
-mod reply;
-mod settings;
+mod pull;
+mod receive;
 mod source;
 mod stream;
 mod tls;
-mod wire;
 
-pub use self::{ack::NatsLease, source::NatsSource};
+pub use self::{lease::NatsLease, source::NatsSource};
 
 /// NATS JetStream, version 2.10 or later.
 ///
-/// Each (group, subject) is a durable pull consumer with explicit acknowledgement on the stream that holds the subject,
-/// named `billing@order,created` (`.` becomes `,`, `*` becomes `+`, `>` becomes `#`). It is made when it is missing; what
-/// differs from what it must be is applied, or is a start error that says what was wanted and what there is. It is never
-/// deleted: delete the durables of groups that you give up (those of a group's former subjects are reported at the start).
+/// Each (group, subject) is a durable pull consumer with explicit acks on the stream that holds the subject, named
+/// `billing@order,created` (`.` becomes `,`, `*` becomes `+`, `>` becomes `#`). It is created if it is missing; a
+/// configuration that differs is updated, or is a start error with the wanted and the actual value. It is never
+/// deleted: delete the durables of groups that you give up (those of a group's former subjects are reported at the
+/// start).
 ///
-/// Streams are yours: they are made only when asked for, by [`create_stream`](Self::create_stream) or in the URL. A server
-/// that can't be reached and a stream that isn't there yet are waited for; until then the inbox is not ready and says why.
-/// A durable or a stream that is deleted is noticed within seconds and found or made anew: a durable begins
-/// after the last message up to which all were settled, as of a few seconds ago; what comes again is recognised.
+/// Streams are yours: they are created only on request, by [`create_stream`](Self::create_stream) or in the URL. While
+/// a server can't be reached or a stream is missing, the inbox retries, is not ready and reports why. A durable or a
+/// stream that is deleted is noticed within seconds, and a durable is recreated: it starts after the ack floor of a few
+/// seconds ago, and what is redelivered is deduplicated.
 ///
-/// Making one does nothing yet: its two connections are made when they are first used, and again whenever they are lost. Clones
-/// share them.
+/// A new value does nothing yet: its two connections are opened at first use, and reopened whenever they are lost.
+/// Clones share them.
 ///
 /// # URL
 ///
 /// `nats://` or `tls://`, then servers separated by commas, each with a port (4222 if it has none). Before the first one:
-/// `user:password@` or `token@`. Behind `?`, separated by `&`, with the usual percent-encoding:
+/// `user:password@` or `token@`. After `?`, separated by `&`, with the usual percent-encoding:
 ///
 /// | parameter | meaning |
 /// |---|---|
 /// | `credentials=FILE` | a credentials file with a JWT and its seed |
 /// | `nkey=FILE` | a file with the seed of an nkey |
-/// | `ca=FILE` | certificates to trust besides the system's, in PEM |
-/// | `cert=FILE`, `key=FILE` | the client's own certificate and its key, in PEM |
-/// | `tls_first=true` | TLS begins before the server says anything |
-/// | `create_stream=NAME:SUBJECTS` | makes that stream if it is missing; subjects are separated by commas |
-/// | `domain=NAME` | JetStream's domain, as [`domain`](Self::domain) |
-/// | `api_prefix=PREFIX` | what stands before questions to JetStream, as [`api_prefix`](Self::api_prefix) |
-/// | `inbox_prefix=PREFIX` | what stands before the subjects of answers, as [`inbox_prefix`](Self::inbox_prefix) |
+/// | `ca=FILE` | CA certificates to trust in addition to the system's, in PEM |
+/// | `cert=FILE`, `key=FILE` | the client's certificate and key, in PEM |
+/// | `tls_first=true` | TLS handshake before the server's `INFO` |
+/// | `create_stream=NAME:SUBJECTS` | creates that stream if it is missing; subjects are separated by commas |
+/// | `domain=NAME` | the JetStream domain, as [`domain`](Self::domain) |
+/// | `api_prefix=PREFIX` | the prefix of JetStream API subjects, as [`api_prefix`](Self::api_prefix) |
+/// | `inbox_prefix=PREFIX` | the prefix of inbox subjects, as [`inbox_prefix`](Self::inbox_prefix) |
 ///
-/// Files are read again at each connect, so that credentials and certificates can be replaced on the disk.
+/// Files are read at each connect, so that credentials and certificates can be rotated.
 ///
 /// ```
 /// use inbox_runtime::Nats;
@@ -93,28 +125,28 @@ pub use self::{ack::NatsLease, source::NatsSource};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Nats {
-    link: Arc<Link>,
+    jetstream: Arc<JetStream>,
 }
 
 impl Nats {
-    /// The servers of a URL.
+    /// A broker on the servers of a URL.
     ///
     /// # Errors
     ///
-    /// [`BrokerError::Invalid`] when it can't be read, with what to write instead and without any password.
+    /// [`BrokerError::Invalid`] when it can't be parsed, with what to write instead and without any password.
     pub fn new(url: &str) -> Result<Self, BrokerError> {
-        let settings = Settings::parse(url).map_err(BrokerError::Invalid)?;
-        Ok(Self::of(settings))
+        let options = ConnectOptions::parse(url).map_err(BrokerError::Invalid)?;
+        Ok(Self::with_options(options))
     }
 
-    fn of(settings: Settings) -> Self {
+    fn with_options(options: ConnectOptions) -> Self {
         Self {
-            link: Arc::new(Link::new(settings)),
+            jetstream: Arc::new(JetStream::new(options)),
         }
     }
 
-    /// Makes a stream with these subjects if it is missing when it is needed: on the disk, with every limit as the server
-    /// has it by default. One that is there stays as it is.
+    /// Creates a stream with these subjects if it is missing when it is needed, with file storage and the server's
+    /// default limits. An existing one is left as it is.
     ///
     /// ```
     /// # fn main() -> Result<(), inbox_runtime::BrokerError> {
@@ -129,15 +161,15 @@ impl Nats {
         name: impl Into<String>,
         subjects: impl IntoIterator<Item = S>,
     ) -> Self {
-        self.with(|settings| {
-            settings.new_streams.push(config::NewStream {
+        self.change(|options| {
+            options.new_streams.push(NewStream {
                 name: name.into(),
                 subjects: subjects.into_iter().map(Into::into).collect(),
             });
         })
     }
 
-    /// Asks JetStream in that domain, as that of a hub is asked from a leaf node; the same as the prefix `$JS.<domain>.API`.
+    /// Uses JetStream in that domain, as that of a hub from a leaf node; the same as the prefix `$JS.<domain>.API`.
     ///
     /// # Errors
     ///
@@ -151,11 +183,11 @@ impl Nats {
     /// # }
     /// ```
     pub fn domain(self, domain: &str) -> Result<Self, BrokerError> {
-        self.try_with(|settings| settings.set_domain(domain))
+        self.try_change(|options| options.set_domain(domain))
     }
 
-    /// Puts that before every question to JetStream, `$JS.API` by default: what an account calls the interface that it has
-    /// imported from another one.
+    /// Sets the prefix of JetStream API subjects, `$JS.API` by default: the name under which an account has imported
+    /// the API of another one.
     ///
     /// # Errors
     ///
@@ -169,11 +201,11 @@ impl Nats {
     /// # }
     /// ```
     pub fn api_prefix(self, prefix: &str) -> Result<Self, BrokerError> {
-        self.try_with(|settings| settings.set_api_prefix(prefix))
+        self.try_change(|options| options.set_api_prefix(prefix))
     }
 
-    /// Puts that before the subjects of answers and deliveries, `_INBOX` by default, so that a program may be given the right to
-    /// its own ones only.
+    /// Sets the prefix of inbox subjects, on which answers and deliveries are received, `_INBOX` by default, so that a
+    /// program can be granted the permission for its own ones only.
     ///
     /// # Errors
     ///
@@ -187,38 +219,39 @@ impl Nats {
     /// # }
     /// ```
     pub fn inbox_prefix(self, prefix: &str) -> Result<Self, BrokerError> {
-        self.try_with(|settings| settings.set_inbox_prefix(prefix))
+        self.try_change(|options| options.set_inbox_prefix(prefix))
     }
 
-    /// The same servers with other settings, and connections of its own.
-    fn with(self, change: impl FnOnce(&mut Settings)) -> Self {
-        let mut settings = self.link.settings.clone();
-        change(&mut settings);
-        Self::of(settings)
+    /// A broker with changed options and new connections.
+    fn change(self, change: impl FnOnce(&mut ConnectOptions)) -> Self {
+        let mut options = self.jetstream.options.clone();
+        change(&mut options);
+        Self::with_options(options)
     }
 
-    fn try_with(self, change: impl FnOnce(&mut Settings) -> Result<(), String>) -> Result<Self, BrokerError> {
+    fn try_change(self, change: impl FnOnce(&mut ConnectOptions) -> Result<(), String>) -> Result<Self, BrokerError> {
         let mut changed = Ok(());
-        let broker = self.with(|settings| changed = change(settings));
+        let broker = self.change(|options| changed = change(options));
         changed.map(|()| broker).map_err(BrokerError::Invalid)
     }
 
-    /// Publishes a message; returns when a stream has stored it. The message's id goes along as `Nats-Msg-Id`, by which
-    /// the server recognises a copy that comes within the stream's duplicate window (two minutes by default).
+    /// Publishes a message; returns when a stream has stored it. The message's id is sent as `Nats-Msg-Id`, by which
+    /// the server deduplicates within the stream's duplicate window (two minutes by default).
     ///
     /// # Errors
     ///
-    /// [`BrokerError::Refused`] when this message is never taken: the subject is none to publish to, the right to publish to it
-    /// is missing, it is larger than the server or the stream takes, a condition in its headers isn't met, or NATS can't carry it
-    /// (a header that is null, not UTF-8 or has a line break; a null payload). [`BrokerError::NotNow`] when no stream holds the
-    /// subject or its leader is being elected, or the stream is full and discards nothing. [`BrokerError::Unavailable`] when no
-    /// server can be reached, or none confirmed the message: it may be stored or not.
+    /// [`BrokerError::Refused`] when this message is never accepted: the subject is invalid for a publish, the
+    /// permission to publish to it is missing, it is larger than the server or the stream allows, a condition in its
+    /// headers isn't met, or NATS can't carry it (a header that is null, not UTF-8 or has a line break; a null
+    /// payload). [`BrokerError::NotNow`] when no stream holds the subject or its leader is being elected, or the stream
+    /// is full and discards nothing. [`BrokerError::Unavailable`] when no server can be reached, or none confirmed the
+    /// message: it may be stored or not.
     ///
     /// # Cancel safety
     ///
     /// Dropped half-way, the message is either published or not.
     pub async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
-        publish::publish(&self.link, message).await
+        publish::publish(&self.jetstream, message).await
     }
 }
 
@@ -226,8 +259,8 @@ impl Broker for Nats {
     type Source = NatsSource;
 
     async fn describe(&self) -> Result<String, BrokerError> {
-        let servers = self.link.settings.shown();
-        match self.link.control.connected().await {
+        let servers = self.jetstream.options.shown();
+        match self.jetstream.client.connected().await {
             Ok(client) => {
                 let info = client.server_info();
                 Ok(format!("NATS {} (JetStream, {servers})", info.version))
@@ -239,21 +272,22 @@ impl Broker for Nats {
 
     async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
         let mut sources = Vec::with_capacity(subscriptions.len());
-        for wish in &subscriptions {
-            names::check_group(&wish.group).map_err(BrokerError::Invalid)?;
-            names::check_subject(&wish.subject).map_err(BrokerError::Invalid)?;
-            durable::check_ack_wait(wish.ack_wait)?;
-            let name = durable::name(&wish.group, &wish.subject)?;
-            let mut source = NatsSource::new(self.link.clone(), wish.clone(), name);
-            source.open_at_start().await?;
+        for subscription in &subscriptions {
+            names::check_group(&subscription.group).map_err(BrokerError::Invalid)?;
+            names::check_subject(&subscription.subject).map_err(BrokerError::Invalid)?;
+            durable::check_ack_wait(subscription.ack_wait)?;
+            let name = durable::name(&subscription.group, &subscription.subject)?;
+            let mut source = NatsSource::new(self.jetstream.clone(), subscription.clone(), name);
+            source.bind_at_start().await?;
             sources.push(source);
         }
-        let used: Vec<_> = sources.iter().filter_map(NatsSource::used).collect();
+        let durables = sources.iter().filter_map(NatsSource::durable);
+        let used: Vec<_> = durables.map(ConsumerInUse::from).collect();
         let mut streams: Vec<_> = used.iter().map(|used| used.stream.clone()).collect();
         streams.sort_unstable();
         streams.dedup();
-        left_behind::warn_of_unused(&self.link, &streams, &subscriptions).await;
-        tokio::spawn(left_behind::warn_of_left_behind(self.link.clone(), used));
+        orphans::warn_of_unused(&self.jetstream, &streams, &subscriptions).await;
+        tokio::spawn(orphans::warn_of_old_streams(self.jetstream.clone(), used));
         Ok(sources)
     }
 

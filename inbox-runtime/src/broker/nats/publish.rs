@@ -1,30 +1,30 @@
-//! Publishing: one round trip, and what it means when a message isn't stored.
+//! Publishing: one request, and the meaning of its errors.
 
 use async_nats::Request;
 use serde::Deserialize;
 
 use super::{
-    config::NewStream,
     durable,
     epochs::Created,
+    error::{ApiError, RequestError, parse_answer},
     headers,
-    link::{Link, Refusal, Unanswered, read_answer},
-    stream::{StreamInfo, make_stream},
+    jetstream::JetStream,
+    stream::{StreamInfo, create_stream, requested_stream},
 };
 use crate::{
-    broker::{BrokerError, Published, subject},
+    broker::{BrokerError, Published},
     delivery::Message,
     names,
 };
 
-/// By which the server recognises a copy.
+/// The header by which the server deduplicates.
 const MSG_ID: &str = "Nats-Msg-Id";
 
-/// The server's codes for what passes though it says that the request was bad: the account's limit is reached, the stream is
-/// sealed, the same id is just being stored.
-const PASSING: [u64; 3] = [10002, 10109, 10158];
+/// Codes of temporary errors with status 400: the account's limit is reached, the stream is sealed, the same id is
+/// being stored.
+const TEMPORARY: [u64; 3] = [10002, 10109, 10158];
 
-pub(super) async fn publish(link: &Link, message: Message) -> Result<Published, BrokerError> {
+pub(super) async fn publish(jetstream: &JetStream, message: Message) -> Result<Published, BrokerError> {
     let refused = |message: String| BrokerError::Refused { message, source: None };
     names::check_publish_subject(&message.subject).map_err(refused)?;
     let Some(payload) = message.payload.clone() else {
@@ -32,18 +32,18 @@ pub(super) async fn publish(link: &Link, message: Message) -> Result<Published, 
     };
     let headers = wire_headers(&message)?;
     let request = || Request::new().headers(headers.clone()).payload(payload.clone());
-    let mut answer = link.request(&message.subject, request()).await;
-    if matches!(answer, Err(Unanswered::NoResponders(_))) && make_stream_for(link, &message.subject).await? {
-        answer = link.request(&message.subject, request()).await;
+    let mut answer = jetstream.send(&message.subject, request()).await;
+    if matches!(answer, Err(RequestError::NoResponders(_))) && create_stream_for(jetstream, &message.subject).await? {
+        answer = jetstream.send(&message.subject, request()).await;
     }
     let answer = answer.map_err(|error| not_published(error, &message.subject))?;
-    let stored = read_answer(&answer.payload).map_err(|error| not_published(error, &message.subject))?;
-    Ok(published(link, &stored).await)
+    let ack = parse_answer(&answer.payload).map_err(|error| not_published(error, &message.subject))?;
+    Ok(published(jetstream, &ack).await)
 }
 
-/// The message's headers, with its id as the server wants it.
+/// The message's headers, with its id as `Nats-Msg-Id`.
 fn wire_headers(message: &Message) -> Result<async_nats::HeaderMap, BrokerError> {
-    let mut headers = headers::to_map(&message.headers)?;
+    let mut headers = headers::to_header_map(&message.headers)?;
     if message.headers.get(MSG_ID).is_none()
         && let Some(id) = message
             .headers
@@ -56,79 +56,75 @@ fn wire_headers(message: &Message) -> Result<async_nats::HeaderMap, BrokerError>
     Ok(headers)
 }
 
-/// Why a message wasn't stored: it never will be, not now, or nobody knows.
-fn not_published(error: Unanswered, subject: &str) -> BrokerError {
+/// Classifies an error: the message is refused, can't be stored now, or may have been stored.
+fn not_published(error: RequestError, subject: &str) -> BrokerError {
     let refused = |message| BrokerError::Refused { message, source: None };
     let not_now = |message| BrokerError::NotNow { message, source: None };
     match error {
-        Unanswered::Unreachable(why) => BrokerError::Unavailable {
+        RequestError::NoAnswer(why) => BrokerError::Unavailable {
             message: format!("the server did not confirm a message to {subject}: {why}"),
             source: None,
         },
-        Unanswered::NoResponders(_) => not_now(format!(
-            "no stream holds the subject {subject}, or its leader is being elected; make a stream that holds it"
+        RequestError::NoResponders(_) => not_now(format!(
+            "no stream holds the subject {subject}, or its leader is being elected; create a stream that holds it"
         )),
-        Unanswered::Denied(why) => refused(why),
-        Unanswered::TooLarge(why) => refused(format!(
-            "the message to {subject} is larger than the server takes ({why}); raise `max_payload` there, or send less"
+        RequestError::Denied(why) => refused(why),
+        RequestError::TooLarge(why) => refused(format!(
+            "the message to {subject} is larger than the server accepts ({why}); raise `max_payload` there, or send less"
         )),
-        Unanswered::Refused(refusal) if is_lasting(&refusal) => {
-            refused(format!("the stream that holds {subject} doesn't take it: {refusal}"))
+        RequestError::Api(error) if is_permanent(&error) => {
+            refused(format!("the stream that holds {subject} refuses the message: {error}"))
         }
-        Unanswered::Refused(refusal) => {
-            not_now(format!("the stream that holds {subject} can't take it now: {refusal}"))
-        }
+        RequestError::Api(error) => not_now(format!("the stream that holds {subject} can't store it now: {error}")),
     }
 }
 
-fn is_lasting(refusal: &Refusal) -> bool {
-    (400..500).contains(&refusal.code) && refusal.code != 429 && !PASSING.contains(&refusal.error)
+fn is_permanent(error: &ApiError) -> bool {
+    (400..500).contains(&error.code) && error.code != 429 && !TEMPORARY.contains(&error.err_code)
 }
 
-/// The stream's word that it has a message.
+/// The stream's confirmation.
 #[derive(Debug, Deserialize)]
-struct Stored {
+struct PublishAck {
     stream: String,
     seq: u64,
     #[serde(default)]
     duplicate: bool,
 }
 
-/// Where the message is. When the stream was made is asked once for each: the message is stored whatever comes of that.
-async fn published(link: &Link, stored: &Stored) -> Published {
-    let created = match link.epochs.of(&stored.stream, stored.seq, stored.duplicate) {
+/// The position of a stored message. The creation time of its stream is requested once; the message is stored even if
+/// that fails.
+async fn published(jetstream: &JetStream, ack: &PublishAck) -> Published {
+    let created = match jetstream.epochs.get(&ack.stream, ack.seq, ack.duplicate) {
         Some(created) => created,
         None => {
-            let asked = StreamInfo::of(link, &stored.stream).await;
-            let created = asked
+            let info = StreamInfo::get(jetstream, &ack.stream).await;
+            let created = info
                 .as_ref()
-                .map_or(Created::Unsaid, |info| Created::At(info.created()));
-            // What can't be reached now may be the next time.
-            if !matches!(asked, Err(Unanswered::Unreachable(_))) {
-                link.epochs.note(&stored.stream, created, stored.seq);
+                .map_or(Created::Unknown, |info| Created::At(info.created()));
+            // Requested again with the next message.
+            if !matches!(info, Err(RequestError::NoAnswer(_))) {
+                jetstream.epochs.insert(&ack.stream, created, ack.seq);
             }
             created
         }
     };
     let position = match created {
-        Created::At(created) => durable::position(&stored.stream, created, stored.seq),
-        Created::Unsaid => format!("nats:{}:{}", stored.stream, stored.seq),
+        Created::At(created) => durable::position(&ack.stream, created, ack.seq),
+        Created::Unknown => format!("nats:{}:{}", ack.stream, ack.seq),
     };
     let mut published = Published::new(position);
-    published.duplicate = stored.duplicate;
+    published.duplicate = ack.duplicate;
     published
 }
 
-/// Makes the stream that was asked for with that subject. Returns whether there is one.
-async fn make_stream_for(link: &Link, subject: &str) -> Result<bool, BrokerError> {
-    let fits = |stream: &&NewStream| stream.subjects.iter().any(|one| subject::overlap(one, subject));
-    match link.settings.new_streams.iter().find(fits) {
-        Some(stream) => match make_stream(link, stream).await {
-            Ok(_) => Ok(true),
-            Err(error) => Err(error.into()),
-        },
-        None => Ok(false),
-    }
+/// Creates the stream for a subject, if one was requested. Returns whether there is one.
+async fn create_stream_for(jetstream: &JetStream, subject: &str) -> Result<bool, BrokerError> {
+    let Some(stream) = requested_stream(jetstream, subject) else {
+        return Ok(false);
+    };
+    create_stream(jetstream, stream).await?;
+    Ok(true)
 }
 
 #[cfg(test)]
@@ -136,26 +132,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn g51_what_the_server_says_is_one_of_three() {
-        let refusal = |code, error| {
-            Unanswered::Refused(Refusal {
+    fn g51_errors_are_classified() {
+        let api = |code, err_code| {
+            RequestError::Api(ApiError {
                 code,
-                error,
-                description: "the server's words".to_owned(),
+                err_code,
+                description: "the server's text".to_owned(),
             })
         };
         let refused = |error| matches!(not_published(error, "s"), BrokerError::Refused { .. });
         let not_now = |error| matches!(not_published(error, "s"), BrokerError::NotNow { .. });
-        assert!(refused(refusal(400, 10054)), "message size exceeds maximum allowed");
-        assert!(refused(refusal(400, 10071)), "wrong last sequence");
-        assert!(refused(Unanswered::Denied(String::new())));
-        assert!(refused(Unanswered::TooLarge(String::new())));
-        assert!(not_now(refusal(503, 10077)), "maximum messages exceeded");
-        assert!(not_now(refusal(503, 10023)), "insufficient resources");
-        assert!(not_now(refusal(429, 10167)), "too many requests");
-        assert!(not_now(refusal(400, 10002)), "resource limits exceeded for account");
-        assert!(not_now(Unanswered::NoResponders(String::new())));
-        let lost = not_published(Unanswered::Unreachable("gone".to_owned()), "s");
+        assert!(refused(api(400, 10054)), "message size exceeds maximum allowed");
+        assert!(refused(api(400, 10071)), "wrong last sequence");
+        assert!(refused(RequestError::Denied(String::new())));
+        assert!(refused(RequestError::TooLarge(String::new())));
+        assert!(not_now(api(503, 10077)), "maximum messages exceeded");
+        assert!(not_now(api(503, 10023)), "insufficient resources");
+        assert!(not_now(api(429, 10167)), "too many requests");
+        assert!(not_now(api(400, 10002)), "resource limits exceeded for account");
+        assert!(not_now(RequestError::NoResponders(String::new())));
+        let lost = not_published(RequestError::NoAnswer("gone".to_owned()), "s");
         assert!(matches!(lost, BrokerError::Unavailable { .. }));
     }
 }

@@ -1,4 +1,4 @@
-//! Streams: which one holds a subject, and making one that was asked for.
+//! Streams: finding the one that holds a subject, and creating one on request.
 
 use std::time::SystemTime;
 
@@ -6,12 +6,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    config::NewStream,
-    durable::OpenError,
-    link::{Link, Unanswered},
+    connect_options::NewStream,
+    error::{BindError, RequestError},
+    jetstream::JetStream,
 };
 use crate::broker::{Subscription, subject};
 
+/// The server's answer to `STREAM.INFO`.
 #[derive(Debug, Deserialize)]
 pub(super) struct StreamInfo {
     created: String,
@@ -22,10 +23,9 @@ pub(super) struct StreamInfo {
 
 #[derive(Debug, Default, Deserialize)]
 struct StreamState {
-    /// The number of the last message that was ever stored.
     #[serde(default)]
     last_seq: u64,
-    /// The subjects of stored messages with the number of each, where that was asked.
+    /// The subjects of stored messages with the count of each, if requested.
     #[serde(default)]
     subjects: Option<Map<String, Value>>,
 }
@@ -35,7 +35,7 @@ pub(super) struct StreamConfig {
     pub(super) name: String,
     #[serde(default)]
     pub(super) subjects: Vec<String>,
-    /// Where messages come from beside its subjects, or under other ones.
+    /// By these a stream holds messages of other subjects than its own.
     #[serde(default)]
     mirror: Value,
     #[serde(default)]
@@ -45,17 +45,17 @@ pub(super) struct StreamConfig {
     #[serde(default)]
     pub(super) retention: String,
     #[serde(default)]
-    pub(super) consumer_limits: Limits,
+    pub(super) consumer_limits: ConsumerLimits,
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Limits {
+pub(super) struct ConsumerLimits {
     #[serde(default)]
     pub(super) max_ack_pending: i64,
 }
 
 impl StreamInfo {
-    /// When it was made, in nanoseconds: what tells it from one of the same name that was made after it was deleted.
+    /// The creation time in nanoseconds since 1970, which differs after the stream was deleted and recreated.
     pub(super) fn created(&self) -> u128 {
         let created = humantime::parse_rfc3339(&self.created).unwrap_or(SystemTime::UNIX_EPOCH);
         created
@@ -64,99 +64,125 @@ impl StreamInfo {
             .as_nanos()
     }
 
-    /// The number of the last message that was ever stored.
-    pub(super) fn last(&self) -> u64 {
+    /// The sequence number of the last message that was ever stored.
+    pub(super) fn last_seq(&self) -> u64 {
         self.state.last_seq
     }
 
-    pub(super) async fn of(link: &Link, name: &str) -> Result<Self, Unanswered> {
-        link.api(&format!("STREAM.INFO.{name}"), &Value::Null).await
+    pub(super) fn is_work_queue(&self) -> bool {
+        self.config.retention == "workqueue"
+    }
+
+    pub(super) async fn get(jetstream: &JetStream, name: &str) -> Result<Self, RequestError> {
+        jetstream.api(&format!("STREAM.INFO.{name}"), &Value::Null).await
     }
 }
 
-/// The stream that was named, or the one that holds the subject.
-pub(super) async fn find_stream(link: &Link, wish: &Subscription) -> Result<StreamInfo, OpenError> {
-    if let Some(name) = &wish.stream {
-        return match StreamInfo::of(link, name).await {
-            Ok(info) => holds(link, wish, info).await,
-            Err(error) if error.is_not_found() => match wanted(link, |stream| stream.name == *name) {
-                Some(stream) => holds(link, wish, make_stream(link, stream).await?).await,
-                None => Err(OpenError::NotYet(format!("there is no stream {name}"))),
-            },
-            Err(error) => Err(error.into()),
-        };
+/// The stream that the subscription names, or the one that holds its subject.
+pub(super) async fn find_stream(jetstream: &JetStream, subscription: &Subscription) -> Result<StreamInfo, BindError> {
+    match &subscription.stream {
+        Some(name) => find_named(jetstream, subscription, name).await,
+        None => find_by_subject(jetstream, &subscription.subject).await,
     }
-    let names = streams_of(link, &wish.subject).await?;
-    match &names[..] {
-        [only] => Ok(StreamInfo::of(link, only).await?),
-        [] => {
-            let fits = |stream: &NewStream| stream.subjects.iter().any(|one| subject::overlap(one, &wish.subject));
-            match wanted(link, fits) {
-                Some(stream) => Ok(make_stream(link, stream).await?),
-                None => Err(OpenError::NotYet(format!(
-                    "no stream holds the subject {}; make one that does, or let the program do it: \
-                     `?create_stream=NAME:SUBJECTS` in the URL; one that has the subject from a source, a mirror or a \
-                     transform is named, as in stream = \"NAME\"",
-                    wish.subject
-                ))),
-            }
+}
+
+async fn find_named(jetstream: &JetStream, subscription: &Subscription, name: &str) -> Result<StreamInfo, BindError> {
+    let info = match StreamInfo::get(jetstream, name).await {
+        Ok(info) => info,
+        Err(error) if error.is_not_found() => {
+            let requested = jetstream.options.new_streams.iter().find(|stream| stream.name == *name);
+            let missing = || BindError::Unavailable(format!("there is no stream {name}"));
+            create_stream(jetstream, requested.ok_or_else(missing)?).await?
         }
-        several => Err(OpenError::Wrong(format!(
-            "the subject {} lies over several streams ({}); name the one that is meant, as in stream = \"{}\"",
-            wish.subject,
+        Err(error) => return Err(error.into()),
+    };
+    check_holds(jetstream, subscription, info).await
+}
+
+async fn find_by_subject(jetstream: &JetStream, subject: &str) -> Result<StreamInfo, BindError> {
+    let names = streams_holding(jetstream, subject).await?;
+    match &names[..] {
+        [only] => Ok(StreamInfo::get(jetstream, only).await?),
+        [] => match requested_stream(jetstream, subject) {
+            Some(stream) => Ok(create_stream(jetstream, stream).await?),
+            None => Err(BindError::Unavailable(format!(
+                "no stream holds the subject {subject}; create one that does, or let the program do it: \
+                 `?create_stream=NAME:SUBJECTS` in the URL; one that has the subject from a source, a mirror or a transform must \
+                 be named, as in stream = \"NAME\""
+            ))),
+        },
+        several => Err(BindError::Misconfigured(format!(
+            "the subject {subject} lies over several streams ({}); name the one that is meant, as in stream = \"{}\"",
             several.join(", "),
             several[0]
         ))),
     }
 }
 
-/// The stream, unless no message of the subject is in it and none can come. What sources, mirrors and transforms bring is known
-/// to the server only, which makes a durable on any subject.
-async fn holds(link: &Link, wish: &Subscription, info: StreamInfo) -> Result<StreamInfo, OpenError> {
+/// Fails if the stream has no message of the subject and can get none. The subjects of sources, mirrors and transforms
+/// are unknown, and the server accepts a consumer on any subject.
+async fn check_holds(
+    jetstream: &JetStream,
+    subscription: &Subscription,
+    info: StreamInfo,
+) -> Result<StreamInfo, BindError> {
     let config = &info.config;
-    let brings_others = [&config.mirror, &config.sources, &config.subject_transform];
-    if brings_others.iter().any(|value| !value.is_null())
-        || config.subjects.iter().any(|one| subject::overlap(one, &wish.subject))
-    {
+    let has_other_origins = [&config.mirror, &config.sources, &config.subject_transform]
+        .iter()
+        .any(|value| !value.is_null());
+    let mut subjects = config.subjects.iter();
+    if has_other_origins || subjects.any(|held| subject::overlap(held, &subscription.subject)) {
         return Ok(info);
     }
-    let question = format!("STREAM.INFO.{}", config.name);
-    let asked: StreamInfo = link.api(&question, &json!({ "subjects_filter": wish.subject })).await?;
-    if asked.state.subjects.is_some_and(|subjects| !subjects.is_empty()) {
+    let operation = format!("STREAM.INFO.{}", config.name);
+    let filter = json!({ "subjects_filter": subscription.subject });
+    let filtered: StreamInfo = jetstream.api(&operation, &filter).await?;
+    if filtered.state.subjects.is_some_and(|subjects| !subjects.is_empty()) {
         return Ok(info);
     }
-    Err(OpenError::Wrong(format!(
+    Err(BindError::Misconfigured(format!(
         "the stream {} holds {}, and nothing of the subject {}",
         config.name,
         config.subjects.join(", "),
-        wish.subject
+        subscription.subject
     )))
 }
 
-/// Every stream that holds a part of that subject.
-pub(super) async fn streams_of(link: &Link, subject: &str) -> Result<Vec<String>, Unanswered> {
+/// The names of all streams of the account.
+pub(super) async fn all_streams(jetstream: &JetStream) -> Result<Vec<String>, RequestError> {
+    stream_names(jetstream, &json!({ "offset": 0 })).await
+}
+
+/// The names of all streams that hold a part of a subject.
+pub(super) async fn streams_holding(jetstream: &JetStream, subject: &str) -> Result<Vec<String>, RequestError> {
+    stream_names(jetstream, &json!({ "subject": subject })).await
+}
+
+async fn stream_names(jetstream: &JetStream, body: &Value) -> Result<Vec<String>, RequestError> {
     #[derive(Deserialize)]
     struct Names {
         #[serde(default)]
         streams: Option<Vec<String>>,
     }
-    let names: Names = link.api("STREAM.NAMES", &json!({ "subject": subject })).await?;
+    let names: Names = jetstream.api("STREAM.NAMES", body).await?;
     Ok(names.streams.unwrap_or_default())
 }
 
-fn wanted(link: &Link, fits: impl Fn(&NewStream) -> bool) -> Option<&NewStream> {
-    link.settings.new_streams.iter().find(|stream| fits(stream))
+/// The stream to create for a subject, if one was requested.
+pub(super) fn requested_stream<'a>(jetstream: &'a JetStream, subject: &str) -> Option<&'a NewStream> {
+    let fits = |stream: &&NewStream| stream.subjects.iter().any(|held| subject::overlap(held, subject));
+    jetstream.options.new_streams.iter().find(fits)
 }
 
-/// Makes a stream that was asked for: on the disk, and everything else as the server has it.
-pub(super) async fn make_stream(link: &Link, stream: &NewStream) -> Result<StreamInfo, Unanswered> {
+/// Creates a stream with file storage and the server's default limits.
+pub(super) async fn create_stream(jetstream: &JetStream, stream: &NewStream) -> Result<StreamInfo, RequestError> {
     let body = json!({
         "name": stream.name, "subjects": stream.subjects, "storage": "file", "retention": "limits", "discard": "old",
         "max_consumers": -1, "max_msgs": -1, "max_bytes": -1, "max_age": 0, "num_replicas": 1,
     });
-    let made = link.api(&format!("STREAM.CREATE.{}", stream.name), &body).await;
-    if made.is_ok() {
-        tracing::info!(stream = stream.name, subjects = ?stream.subjects, "a stream was made");
+    let created = jetstream.api(&format!("STREAM.CREATE.{}", stream.name), &body).await;
+    if created.is_ok() {
+        tracing::info!(stream = stream.name, subjects = ?stream.subjects, "created a stream");
     }
-    made
+    created
 }

@@ -1,4 +1,4 @@
-//! TLS to the server, with a provider of our own: two that are linked into one program make rustls' default one panic.
+//! The TLS configuration, with an explicit crypto provider: rustls' default panics when two are linked into a program.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,13 +16,13 @@ use async_nats::rustls::{
     sign::CertifiedKey,
 };
 
-/// The configuration of a client that trusts what the operating system trusts, and the certificates in `ca` besides. The files
-/// are read here, so that what is wrong with them is said at the start, and again at each handshake, so that what was replaced
-/// on the disk is used from the next connect on.
+/// A client that trusts the operating system's certificates and those in `ca`. The files are read here, so that the start
+/// reports what is wrong with them, and again at each handshake, so that rotated certificates are used from the next connect
+/// on.
 pub(super) fn config(ca: Option<&Path>, client: Option<&(PathBuf, PathBuf)>) -> Result<ClientConfig, String> {
     let provider = Arc::new(ring::default_provider());
     if let Some(ca) = ca {
-        authorities(ca)?;
+        ca_certificates(ca)?;
     }
     let verifier = Verifier {
         provider: provider.clone(),
@@ -37,7 +37,7 @@ pub(super) fn config(ca: Option<&Path>, client: Option<&(PathBuf, PathBuf)>) -> 
     let Some((certificate, key)) = client else {
         return Ok(builder.with_no_client_auth());
     };
-    let identity = Identity {
+    let identity = ClientIdentity {
         provider,
         certificate: certificate.clone(),
         key: key.clone(),
@@ -52,8 +52,8 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
         .map_err(|error| format!("the certificates in {} can't be read: {error}", path.display()))
 }
 
-/// The certificates in a file, of which there must be one at least.
-fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+/// The CA certificates in a file, at least one.
+fn ca_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let all = certificates(path)?;
     if all.is_empty() {
         return Err(format!("there is no certificate in {}", path.display()));
@@ -61,15 +61,15 @@ fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     Ok(all)
 }
 
-/// The client's own certificate and its key.
+/// The client's certificate and key.
 #[derive(Debug)]
-struct Identity {
+struct ClientIdentity {
     provider: Arc<CryptoProvider>,
     certificate: PathBuf,
     key: PathBuf,
 }
 
-impl Identity {
+impl ClientIdentity {
     fn read(&self) -> Result<CertifiedKey, String> {
         let chain = certificates(&self.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&self.key)
@@ -79,11 +79,11 @@ impl Identity {
     }
 }
 
-impl ResolvesClientCert for Identity {
+impl ResolvesClientCert for ClientIdentity {
     fn resolve(&self, _hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        // The server then says that it wants one.
+        // The server then reports that one is required.
         self.read()
-            .inspect_err(|error| tracing::warn!(error, "no client certificate is shown to the NATS server"))
+            .inspect_err(|error| tracing::warn!(error, "the client certificate is not sent to the NATS server"))
             .ok()
             .map(Arc::new)
     }
@@ -93,12 +93,12 @@ impl ResolvesClientCert for Identity {
     }
 }
 
-/// rustls' own verifier, made at the handshake: most servers want no TLS, and reading the system's certificates takes longer than
-/// anything else at the start of a program, so that is done once.
+/// rustls' verifier, built at the handshake: most servers use no TLS, and loading the system's certificates is slow, so
+/// it is done once.
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,
-    /// What is trusted besides.
+    /// Trusted in addition to the system's certificates.
     ca: Option<PathBuf>,
     system: OnceLock<Vec<CertificateDer<'static>>>,
 }
@@ -108,12 +108,12 @@ impl Verifier {
         let system = self
             .system
             .get_or_init(|| rustls_native_certs::load_native_certs().certs);
-        let ours = match &self.ca {
-            Some(ca) => authorities(ca).map_err(rustls::Error::General)?,
+        let added = match &self.ca {
+            Some(ca) => ca_certificates(ca).map_err(rustls::Error::General)?,
             None => Vec::new(),
         };
         let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(system.iter().cloned().chain(ours));
+        roots.add_parsable_certificates(system.iter().cloned().chain(added));
         WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone())
             .build()
             .map_err(|error| rustls::Error::General(format!("no certificate is trusted: {error}")))
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_signed_is_not_trusted() {
+    fn an_invalid_certificate_is_not_trusted() {
         let verifier = Verifier {
             provider: Arc::new(ring::default_provider()),
             ca: None,
