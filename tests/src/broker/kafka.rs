@@ -109,17 +109,17 @@ impl KafkaCluster {
     }
 
     /// Creates the topic of a subject, if it doesn't exist.
-    pub async fn make_topic(&self, subject: &str, partitions: i32) {
-        self.make_topic_with(subject, partitions, &[]).await;
+    pub async fn create_topic(&self, subject: &str, partitions: i32) {
+        self.create_topic_with(subject, partitions, &[]).await;
     }
 
     /// The same with settings of the topic.
-    pub async fn make_topic_with(&self, subject: &str, partitions: i32, settings: &[(&str, &str)]) {
-        self.make_replicated_topic(subject, partitions, 1, settings).await;
+    pub async fn create_topic_with(&self, subject: &str, partitions: i32, settings: &[(&str, &str)]) {
+        self.create_replicated_topic(subject, partitions, 1, settings).await;
     }
 
     /// The same on several brokers.
-    pub async fn make_replicated_topic(
+    pub async fn create_replicated_topic(
         &self,
         subject: &str,
         partitions: i32,
@@ -275,7 +275,7 @@ impl KafkaCluster {
     ///
     /// If the server refuses them.
     pub async fn fill(&self, subject: &str, count: u64) {
-        self.make_topic(subject, PARTITIONS).await;
+        self.create_topic(subject, PARTITIONS).await;
         let topic = format!("{}{subject}", self.prefix);
         let partitions = u64::from(PARTITIONS.unsigned_abs());
         let mut deliveries = Vec::new();
@@ -463,7 +463,7 @@ impl TestBroker for KafkaCluster {
     async fn fresh() -> Self {
         let cluster = tokio::task::spawn_blocking(|| Self::on(&Shared::get().brokers()));
         let cluster = cluster.await.expect("a server");
-        cluster.make_topic("order.created", 1).await;
+        cluster.create_topic("order.created", 1).await;
         cluster
     }
 
@@ -484,7 +484,7 @@ impl TestBroker for KafkaCluster {
         if self.next_partition(&topic).is_some() {
             self.grow_topic(subject, PARTITIONS).await;
         } else {
-            self.make_topic(subject, PARTITIONS).await;
+            self.create_topic(subject, PARTITIONS).await;
         }
         let round_robin = RoundRobin {
             partitions: PARTITIONS,
@@ -500,7 +500,7 @@ impl TestBroker for KafkaCluster {
         let topic = format!("{}{}", self.prefix, message.subject);
         let next = self.next_partition(&topic);
         if next.is_none() {
-            self.make_topic(&message.subject, 1).await;
+            self.create_topic(&message.subject, 1).await;
         }
         match next {
             Some(topic) if topic.partitions > 1 => self.publish_to(message, topic.next % topic.partitions).await,

@@ -48,7 +48,7 @@ pub(crate) async fn world_of(client: impl FnOnce() -> Kafka + Send + 'static) ->
         })
     });
     let world = world_on::<SqliteFile>(cluster.await.expect("a server")).await;
-    world.broker.make_topic("order.created", 1).await;
+    world.broker.create_topic("order.created", 1).await;
     world
 }
 
@@ -142,7 +142,7 @@ async fn g55_missing_permissions_are_named_and_granting_them_helps() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g52_publishing_without_permission_is_refused() {
     let world = world_of(|| login(USER)).await;
-    world.broker.make_topic("order.paid", 1).await;
+    world.broker.create_topic("order.paid", 1).await;
     let (topic, other) = (full(&world, "order.created"), full(&world, "order.paid"));
     let port = server().port();
     let kafka = world.broker.connect();

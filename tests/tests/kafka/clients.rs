@@ -34,14 +34,14 @@ async fn impatient() -> KafkaWorld {
 async fn g52_errors_of_publish_are_of_three_kinds() {
     let world = impatient().await;
     let kafka = world.broker.connect();
-    world.broker.make_topic("order.created", 1).await;
+    world.broker.create_topic("order.created", 1).await;
     world
         .broker
-        .make_topic_with("small", 1, &[("max.message.bytes", "1000")])
+        .create_topic_with("small", 1, &[("max.message.bytes", "1000")])
         .await;
     world
         .broker
-        .make_topic_with("compacted", 1, &[("cleanup.policy", "compact")])
+        .create_topic_with("compacted", 1, &[("cleanup.policy", "compact")])
         .await;
     for (subject, size, expected) in [
         // Larger than the producer allows.
@@ -88,7 +88,7 @@ async fn g52_a_topic_that_is_created_later_can_be_published_to() {
     let kafka = world.broker.connect();
     let error = kafka.publish(Message::new("late", "{}")).await.expect_err("no topic");
     assert!(matches!(error, BrokerError::NotNow { .. }), "{error:?}");
-    world.broker.make_topic("late", 1).await;
+    world.broker.create_topic("late", 1).await;
     eventually("it can be published to", async || {
         kafka.publish(Message::new("late", "{}")).await.is_ok()
     })

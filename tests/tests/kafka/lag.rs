@@ -114,7 +114,7 @@ async fn g36_a_member_without_a_partition_is_ready() {
             }
         })
         .await;
-        world.broker.make_topic("order.created", 1).await;
+        world.broker.create_topic("order.created", 1).await;
         let first = world.builder(&["billing"]).spawn().await.expect("an inbox");
         let second = world.builder(&["billing"]).spawn().await.expect("an inbox");
         eventually("both are ready", async || first.health().ready && second.health().ready).await;

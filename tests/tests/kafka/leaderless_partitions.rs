@@ -10,7 +10,7 @@ async fn g36_partitions_without_a_leader_are_named() {
     let cluster = cluster.expect("three servers");
     let brokers: Vec<_> = cluster.iter().map(Kafka::brokers).collect();
     let world = world_on::<SqliteFile>(KafkaCluster::on(&brokers.join(","))).await;
-    world.broker.make_topic("order.created", 6).await;
+    world.broker.create_topic("order.created", 6).await;
     let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
     world.publish("m1").await;
     eventually("m1 is settled", || world.settled("billing")).await;

@@ -24,7 +24,7 @@ async fn server() -> Kafka {
 
 async fn fresh(server: &Kafka) -> KafkaWorld {
     let world = world_on::<SqliteFile>(KafkaCluster::on(&server.brokers())).await;
-    world.broker.make_topic("order.created", 1).await;
+    world.broker.create_topic("order.created", 1).await;
     world
 }
 
@@ -88,7 +88,7 @@ async fn f60_f64_brokers_of_three_that_are_killed_in_turn_lose_nothing() {
     let settings = [("min.insync.replicas", "2")];
     world
         .broker
-        .make_replicated_topic("order.created", 3, 3, &settings)
+        .create_replicated_topic("order.created", 3, 3, &settings)
         .await;
     let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
     let mut ids = Vec::new();

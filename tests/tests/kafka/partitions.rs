@@ -41,7 +41,7 @@ async fn f60_nothing_is_committed_past_a_failed_message() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f65_f66_g36_a_partition_that_backs_off_leaves_health_ready_and_the_others_go_on() {
     let world = KafkaWorld::new().await;
-    world.broker.make_topic("pair.here", 3).await;
+    world.broker.create_topic("pair.here", 3).await;
     world.broker.grow_topic("order.created", 3).await;
     let order = |id: &str| inbox_tests::Order::new("o").to("order.created").id(id.to_owned());
     for (partition, id) in [(0, "bad"), (0, "next"), (1, "a"), (2, "b")] {
@@ -95,7 +95,7 @@ async fn f66_a_poison_record_is_dead_lettered_and_the_rest_is_processed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f65_a_slow_handler_does_not_lose_its_partition() {
     let world = world(|kafka| kafka.property("max.poll.interval.ms", "2000")).await;
-    world.broker.make_topic("order.created", 1).await;
+    world.broker.create_topic("order.created", 1).await;
     for id in ["asleep", "blocked", "last"] {
         world.publish(id).await;
     }

@@ -57,7 +57,7 @@ impl OffsetWatch {
 /// Two partitions, of which one moves to a member that joins while handlers run, and back when it leaves.
 async fn a_member_joins_and_leaves(set: impl Fn(inbox_runtime::Kafka) -> inbox_runtime::Kafka + Send + 'static) {
     let world = world(set).await;
-    world.broker.make_topic("order.created", 2).await;
+    world.broker.create_topic("order.created", 2).await;
     let order = |id: &str| inbox_tests::Order::new("o").to("order.created").id(id.to_owned());
     for number in 0..10 {
         world.broker.publish_to(order(&format!("m{number}")), number % 2).await;
@@ -137,7 +137,7 @@ async fn f63_f64_offsets_of_a_lost_partition_are_never_committed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_a_member_whose_instance_id_another_one_has_ends_and_says_so() {
     let world = world(|kafka| kafka.property("group.instance.id", "pod-1")).await;
-    world.broker.make_topic("order.created", 1).await;
+    world.broker.create_topic("order.created", 1).await;
     // Two groups of one process may have the same id.
     let first = world.builder(&["billing", "shipping"]).spawn().await.expect("an inbox");
     world.publish("m1").await;

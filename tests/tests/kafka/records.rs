@@ -88,7 +88,7 @@ async fn g01_a_recreated_topic_has_other_messages_at_the_same_offsets() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f67_a_tombstone_that_is_replayed_has_its_key() {
     let world = KafkaWorld::new().await;
-    world.broker.make_topic("customer.gone", 1).await;
+    world.broker.create_topic("customer.gone", 1).await;
     let message = Message::null("customer.gone").key("customer-7").id("m1");
     world.broker.publish(message).await;
     world.probe.script(|call| match call.run {
@@ -172,7 +172,7 @@ async fn f72_a_record_larger_than_a_fetch_is_delivered() {
     })
     .await;
     let settings = [("max.message.bytes", "10000000")];
-    world.broker.make_topic_with("order.created", 1, &settings).await;
+    world.broker.create_topic_with("order.created", 1, &settings).await;
     for (id, size) in [("small", 10), ("large", 5_000_000), ("last", 10)] {
         let order = Order::new("x".repeat(size)).to("order.created").id(id);
         world.broker.publish(order).await;

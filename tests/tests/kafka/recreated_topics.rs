@@ -19,12 +19,12 @@ async fn publish(world: &KafkaWorld, prefix: &str, count: usize) -> Vec<String> 
 /// metadata refresh interval, in milliseconds.
 async fn recreate_topic(before: usize, after: usize, refresh: &'static str) {
     let world = world(move |kafka| kafka.property("topic.metadata.refresh.interval.ms", refresh)).await;
-    world.broker.make_topic("order.created", 1).await;
+    world.broker.create_topic("order.created", 1).await;
     publish(&world, "old", before).await;
     let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
     eventually("the old ones are settled", || world.settled("billing")).await;
     world.broker.delete_topic("order.created").await;
-    world.broker.make_topic("order.created", 1).await;
+    world.broker.create_topic("order.created", 1).await;
     let ids = publish(&world, "new", after).await;
     eventually("the last one is handled", async || {
         world.probe.runs("billing", &ids[after - 1]) > 0
@@ -77,7 +77,7 @@ async fn g11_records_without_ids_run_when_their_topic_was_recreated() {
             inbox.close().await;
         }
         world.broker.delete_topic("order.created").await;
-        world.broker.make_topic("order.created", 1).await;
+        world.broker.create_topic("order.created", 1).await;
         for text in ["c", "d", "e"] {
             world.broker.publish_to(order(text), 0).await;
         }

@@ -29,7 +29,7 @@ async fn g14_a_topic_without_read_permission_fails_no_other() {
     let full = |name: &str| format!("{}{name}", world.broker.prefix());
     let (denied, free, group) = (full("pair.here"), full("pair.later"), full("pair"));
     for subject in ["pair.here", "pair.later"] {
-        world.broker.make_topic(subject, 1).await;
+        world.broker.create_topic(subject, 1).await;
         for id in ["m1", "m2"] {
             let order = Order::new("o").to(subject).id(id);
             world.broker.publish_to(order, 0).await;

@@ -42,7 +42,7 @@ async fn f39_f69_a_new_group_starts_where_its_handler_says() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f68_f69_topics_and_partitions_that_come_later_are_found() {
     let world = KafkaWorld::new().await;
-    world.broker.make_topic("pair.here", 1).await;
+    world.broker.create_topic("pair.here", 1).await;
     let inbox = Inbox::builder()
         .store(world.database.pool())
         .broker(world.broker.connect())

@@ -18,6 +18,7 @@ use super::{
     offsets,
     partition::Partition,
     partition_errors,
+    progress::CommitProgress,
     subscriptions::offset_part,
     topic_partition::TopicPartition,
 };
@@ -92,7 +93,7 @@ fn wait_due(group: &Group, not_before: Instant) -> Option<MutexGuard<'_, GroupSt
         let pause = not_before.saturating_duration_since(now);
         let progress = || state.partitions.values().map(|partition| &partition.progress);
         let is_due = progress().any(|progress| progress.due_at(now).is_some());
-        let retry_at = progress().filter_map(|progress| progress.retry_at()).min();
+        let retry_at = progress().filter_map(CommitProgress::retry_at).min();
         match retry_at {
             _ if is_due && (pause.is_zero() || state.commit_now) => return Some(state),
             _ if is_due => state = wait(group, state, pause),

@@ -98,8 +98,8 @@ pub(super) fn advice(code: Code, text: &str) -> &'static str {
         C::UnsupportedVersion => "; unset INBOX_KAFKA_GROUP_PROTOCOL, or update the brokers",
         C::UnsupportedAssignor => "; unset INBOX_KAFKA_GROUP_REMOTE_ASSIGNOR, or set it to one that the brokers have",
         C::UnreleasedInstanceId => {
-            "; another member has this INBOX_KAFKA_GROUP_INSTANCE_ID, or its session hasn't expired yet: each program needs \
-             its own"
+            "; another member has this INBOX_KAFKA_GROUP_INSTANCE_ID, or had it and its session hasn't expired yet: each \
+             program needs its own"
         }
         C::InvalidTopic => "; a topic's name has at most 249 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`",
         _ => "",

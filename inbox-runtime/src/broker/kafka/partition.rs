@@ -26,9 +26,9 @@ use super::{
 };
 use crate::delivery::Delivery;
 
-/// The maximum number of processed and uncommitted records of a partition, which a crash redelivers. So many records in
-/// a row are taken for possible redeliveries while the ones before them turn out to be processed. The limit keeps a
-/// group that starts at an old offset from being slow all the way.
+/// The maximum number of processed and uncommitted records of a partition. A crash redelivers no more than these, so as
+/// many records in a row count as possible redeliveries while they turn out to be processed. Without a limit, a group that
+/// is reset to an old offset would be slow all the way.
 const MAX_UNCOMMITTED: usize = 2000;
 
 /// A partition that is assigned to this member.
@@ -42,8 +42,7 @@ pub(super) struct Partition {
     pub(super) revoked: bool,
     pub(super) progress: CommitProgress,
     queue: PartitionQueue<ConsumerCallbacks>,
-    /// Whether the queue or `requeued` may have a record. Set by librdkafka while it holds the queue's lock, so outside
-    /// ours.
+    /// Whether the queue or `requeued` may have a record. Outside our lock: librdkafka sets it with the queue's lock held.
     ready: Arc<AtomicBool>,
     /// Records to deliver before those in the queue: polled before the partition had a queue of its own, or prefetched
     /// and released.

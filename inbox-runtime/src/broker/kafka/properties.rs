@@ -48,7 +48,7 @@ const COMMITTED: &str =
     "offsets are committed after the transaction and in no other way, or a crash loses messages; leave it out";
 const CONFIRMED: &str = "a confirmed publish must be durable; leave it out";
 const HEADERS: &str = "without version negotiation librdkafka uses the protocol of Kafka 0.10, whose records have no headers: message \
-                       ids would be lost, and effects doubled; leave it out";
+                       ids would be lost, and effects duplicated; leave it out";
 const FOREVER: &str = "0 means forever: without brokers a publish would never return; write milliseconds, as in 30000";
 const OWN: &str = "the inbox sets it; leave it out";
 const LOG: &str = "the `tracing` filter sets librdkafka's log level; write for example RUST_LOG=librdkafka=debug";
