@@ -1,8 +1,10 @@
 //! The inbox by hand: claiming a message on a transaction of one's own.
 
+use inbox_rules::subject_rules;
+
 use crate::{
     error::Error,
-    identity, names,
+    identity,
     store::{Claim, ClaimError, Claimed, Connect, Fingerprint, InboxConnection, IntoStore, MigrateMode, Store},
 };
 
@@ -44,7 +46,7 @@ use crate::{
 /// # fn main() {}
 /// ```
 pub async fn claim<C: InboxConnection>(conn: &mut C, group: &str, message_id: &str) -> Result<Claimed, ClaimError> {
-    names::check_group(group).map_err(ClaimError::Invalid)?;
+    subject_rules::check_group(group).map_err(ClaimError::Invalid)?;
     identity::check(message_id).map_err(|rejection| ClaimError::Invalid(rejection.to_string()))?;
     if message_id.trim().is_empty() {
         return Err(ClaimError::Invalid("the message's id is blank".to_owned()));

@@ -157,8 +157,6 @@ pub use bytes::Bytes;
 pub use inbox_macros::inbox_handler;
 pub use sqlx;
 
-use inbox_rules::subject_rules as names;
-
 pub use backoff::Backoff;
 #[cfg(feature = "embedded")]
 pub use broker::embedded::{self, Embedded};

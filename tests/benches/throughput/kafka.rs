@@ -26,6 +26,6 @@ impl Way for Topic {
 pub(crate) async fn empty(subject: &str) -> Option<Kafka> {
     let brokers = std::env::var("KAFKA_BROKERS").ok()?;
     let cluster = KafkaCluster::on(&brokers);
-    cluster.make_topic(subject, 1).await;
+    cluster.create_topic(subject, 1).await;
     Some(Kafka::new(brokers).prefix(cluster.prefix()))
 }

@@ -1,4 +1,4 @@
-//! Apache Kafka for tests: topics and groups of its own for each test, on the server that they share.
+//! Apache Kafka for tests: each test has its own topics and groups on a shared server.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,17 +27,17 @@ use rdkafka::{
 use super::{Settled, TestBroker};
 use crate::servers::kafka::Shared;
 
-/// What the tests set, so that a member that is gone and a topic that is new are noticed quickly.
+/// Properties by which killed members and new topics are noticed quickly.
 const PROPERTIES: [(&str, &str); 4] = [
     ("session.timeout.ms", "1500"),
     ("heartbeat.interval.ms", "200"),
     ("topic.metadata.refresh.interval.ms", "300"),
     ("fetch.wait.max.ms", "100"),
 ];
-/// The partitions of a topic whose messages are handled several at a time.
+/// The number of partitions of a topic whose messages are handled concurrently.
 const PARTITIONS: i32 = 8;
-/// How long one question may take.
-const ASK: Duration = Duration::from_secs(10);
+/// The timeout of one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The topics and groups of one test.
 #[derive(Clone)]
@@ -45,33 +45,33 @@ pub struct KafkaCluster {
     brokers: String,
     prefix: String,
     kafka: Kafka,
-    /// Each topic with its partitions, and the partition of the next message where they take turns.
-    topics: Arc<Mutex<BTreeMap<String, Turns>>>,
-    eyes: Arc<Eyes>,
+    /// The topics, with the partition of the next message.
+    topics: Arc<Mutex<BTreeMap<String, RoundRobin>>>,
+    observer: Arc<Observer>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Turns {
+struct RoundRobin {
     partitions: i32,
     next: i32,
 }
 
-/// The test's own look at a server.
-struct Eyes {
+/// The test's own clients.
+struct Observer {
     producer: FutureProducer,
     admin: AdminClient<DefaultClientContext>,
-    /// Who may ask for a group's offsets: a consumer that never joins it.
+    /// For the offsets of a group: consumers that never join it.
     consumers: Mutex<HashMap<String, Arc<BaseConsumer>>>,
 }
 
 impl KafkaCluster {
-    /// A prefix of its own on the server with that address.
+    /// Creates a new prefix on the server with that address.
     #[must_use]
     pub fn on(brokers: &str) -> Self {
         Self::with(brokers, |kafka| kafka)
     }
 
-    /// The same, with a broker that `set` has changed.
+    /// The same, with a broker that `set` configures.
     #[must_use]
     pub fn with(brokers: &str, set: impl FnOnce(Kafka) -> Kafka) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -83,16 +83,16 @@ impl KafkaCluster {
         let admin = ClientConfig::new()
             .set("bootstrap.servers", brokers)
             .create()
-            .expect("a client for administration");
+            .expect("an admin client");
         Self {
             brokers: brokers.to_owned(),
             kafka: set(kafka).prefix(&prefix),
             prefix,
             topics: Arc::default(),
-            eyes: Arc::new(Eyes {
+            observer: Arc::new(Observer {
                 producer: ClientConfig::new()
                     .set("bootstrap.servers", brokers)
-                    // It hears of a partition that is new only when it asks again.
+                    // New partitions are found by a metadata refresh only.
                     .set("topic.metadata.refresh.interval.ms", "300")
                     .create()
                     .expect("a producer"),
@@ -102,24 +102,24 @@ impl KafkaCluster {
         }
     }
 
-    /// What stands before its topics and groups.
+    /// The prefix of its topics and groups.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Makes the topic of a subject, if it isn't there.
-    pub async fn make_topic(&self, subject: &str, partitions: i32) {
-        self.make_topic_with(subject, partitions, &[]).await;
+    /// Creates the topic of a subject, if it doesn't exist.
+    pub async fn create_topic(&self, subject: &str, partitions: i32) {
+        self.create_topic_with(subject, partitions, &[]).await;
     }
 
     /// The same with settings of the topic.
-    pub async fn make_topic_with(&self, subject: &str, partitions: i32, settings: &[(&str, &str)]) {
-        self.make_replicated_topic(subject, partitions, 1, settings).await;
+    pub async fn create_topic_with(&self, subject: &str, partitions: i32, settings: &[(&str, &str)]) {
+        self.create_replicated_topic(subject, partitions, 1, settings).await;
     }
 
     /// The same on several brokers.
-    pub async fn make_replicated_topic(
+    pub async fn create_replicated_topic(
         &self,
         subject: &str,
         partitions: i32,
@@ -129,26 +129,26 @@ impl KafkaCluster {
         let topic = format!("{}{subject}", self.prefix);
         let new = NewTopic::new(&topic, partitions, TopicReplication::Fixed(replicas));
         let new = settings.iter().fold(new, |new, (name, value)| new.set(name, value));
-        patiently(async || {
-            let made = self.eyes.admin.create_topics([&new], &options()).await;
+        retry(async || {
+            let made = self.observer.admin.create_topics([&new], &options()).await;
             match made.as_deref() {
                 Ok([Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))]) => Ok(()),
                 other => Err(format!("the topic {topic}: {other:?}")),
             }
         })
         .await;
-        let turns = Turns { partitions, next: 0 };
+        let round_robin = RoundRobin { partitions, next: 0 };
         self.topics
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(topic, turns);
+            .insert(topic, round_robin);
     }
 
-    /// Lets the topic of a subject have that many partitions.
+    /// Grows the topic of a subject to that many partitions.
     pub async fn grow_topic(&self, subject: &str, partitions: i32) {
         let topic = format!("{}{subject}", self.prefix);
         let grown = self
-            .eyes
+            .observer
             .admin
             .create_partitions([&NewPartitions::new(&topic, partitions as usize)], &options())
             .await
@@ -156,7 +156,7 @@ impl KafkaCluster {
         assert!(grown.iter().all(Result::is_ok), "{grown:?}");
     }
 
-    /// How many brokers have everything of each partition of a subject's topic; `None` when the server doesn't answer.
+    /// The lowest number of in-sync replicas of a subject's partitions; `None` if the server doesn't answer.
     pub async fn in_sync(&self, subject: &str) -> Option<usize> {
         let metadata = self.metadata(subject).await?;
         let partitions = metadata.topics().first()?.partitions();
@@ -165,11 +165,13 @@ impl KafkaCluster {
 
     async fn metadata(&self, subject: &str) -> Option<Metadata> {
         let topic = format!("{}{subject}", self.prefix);
-        let metadata = self.look("nobody", move |eyes| eyes.fetch_metadata(Some(&topic), ASK));
+        let metadata = self.observe("nobody", move |client| {
+            client.fetch_metadata(Some(&topic), REQUEST_TIMEOUT)
+        });
         metadata.await.ok()
     }
 
-    /// The leader of each partition of a subject's topic, by its number as a node; `None` when the server doesn't answer.
+    /// The node id of each partition's leader, of a subject's topic; `None` if the server doesn't answer.
     pub async fn leaders(&self, subject: &str) -> Option<Vec<i32>> {
         let metadata = self.metadata(subject).await?;
         let partitions = metadata.topics().first()?.partitions();
@@ -182,22 +184,23 @@ impl KafkaCluster {
     ///
     /// # Panics
     ///
-    /// When the server doesn't do it.
+    /// If the server refuses.
     pub async fn delete_records(&self, subject: &str, partition: i32, before: i64) {
         let topic = format!("{}{subject}", self.prefix);
         let mut offsets = TopicPartitionList::new();
         offsets
             .add_partition_offset(&topic, partition, Offset::Offset(before))
             .expect("an offset");
-        let deleted = self.eyes.admin.delete_records(&offsets, &options()).await;
+        let deleted = self.observer.admin.delete_records(&offsets, &options()).await;
         deleted.expect("deleted");
     }
 
-    /// Publishes messages to partition 0 in one transaction, which is committed or aborted; its last record is no message.
+    /// Publishes messages to partition 0 in one transaction, which is committed or aborted; a control record follows
+    /// them.
     ///
     /// # Panics
     ///
-    /// When the server doesn't take them.
+    /// If the server refuses them.
     pub async fn publish_in_transaction(&self, messages: Vec<Message>, commit: bool) {
         let mut config = ClientConfig::new();
         config
@@ -205,7 +208,7 @@ impl KafkaCluster {
             .set("transactional.id", format!("{}tx", self.prefix));
         let producer: FutureProducer = config.create().expect("a producer");
         tokio::task::block_in_place(|| {
-            producer.init_transactions(ASK).expect("transactions");
+            producer.init_transactions(REQUEST_TIMEOUT).expect("transactions");
             producer.begin_transaction().expect("a transaction");
         });
         for message in messages {
@@ -221,30 +224,30 @@ impl KafkaCluster {
         }
         tokio::task::block_in_place(|| {
             if commit {
-                producer.commit_transaction(ASK).expect("committed");
+                producer.commit_transaction(REQUEST_TIMEOUT).expect("committed");
             } else {
-                producer.abort_transaction(ASK).expect("aborted");
+                producer.abort_transaction(REQUEST_TIMEOUT).expect("aborted");
             }
             drop(producer);
         });
     }
 
-    /// The servers' addresses.
+    /// The brokers' addresses.
     #[must_use]
     pub fn brokers(&self) -> &str {
         &self.brokers
     }
 
-    /// Deletes the topic of a subject, and returns when it is gone.
+    /// Deletes the topic of a subject, and returns when it no longer exists.
     pub async fn delete_topic(&self, subject: &str) {
         let topic = format!("{}{subject}", self.prefix);
-        let gone = self
-            .eyes
+        let deleted = self
+            .observer
             .admin
             .delete_topics(&[&topic], &options())
             .await
             .expect("an answer");
-        assert!(gone.iter().all(Result::is_ok), "{gone:?}");
+        assert!(deleted.iter().all(Result::is_ok), "{deleted:?}");
         while self.in_sync(subject).await.is_some() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -254,28 +257,28 @@ impl KafkaCluster {
             .remove(&topic);
     }
 
-    /// Forgets a group's offsets. It must have no members.
-    pub async fn forget_group(&self, group: &str) {
+    /// Deletes a group with its offsets. It must have no members.
+    pub async fn delete_group(&self, group: &str) {
         let id = format!("{}{group}", self.prefix);
-        let gone = self
-            .eyes
+        let deleted = self
+            .observer
             .admin
             .delete_groups(&[&id], &options())
             .await
             .expect("an answer");
-        assert!(gone.iter().all(Result::is_ok), "{gone:?}");
+        assert!(deleted.iter().all(Result::is_ok), "{deleted:?}");
     }
 
-    /// Makes a topic of eight partitions with so many orders on it, each with an id of its own.
+    /// Creates a topic of eight partitions with that many orders, each with its own id.
     ///
     /// # Panics
     ///
-    /// When the server doesn't take them.
+    /// If the server refuses them.
     pub async fn fill(&self, subject: &str, count: u64) {
-        self.make_topic(subject, PARTITIONS).await;
+        self.create_topic(subject, PARTITIONS).await;
         let topic = format!("{}{subject}", self.prefix);
         let partitions = u64::from(PARTITIONS.unsigned_abs());
-        let mut last = Vec::new();
+        let mut deliveries = Vec::new();
         for number in 0..count {
             let id = format!("evt-{number}");
             let headers = OwnedHeaders::new().insert(Header {
@@ -289,15 +292,15 @@ impl KafkaCluster {
                 .payload(&payload)
                 .headers(headers);
             loop {
-                match self.eyes.producer.send_result(record) {
-                    Ok(delivery) => break last.push(delivery),
-                    // Its queue is full.
-                    Err((_, again)) => record = again,
+                match self.observer.producer.send_result(record) {
+                    Ok(delivery) => break deliveries.push(delivery),
+                    // The producer's queue is full.
+                    Err((_, unsent)) => record = unsent,
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
-        for delivery in last {
+        for delivery in deliveries {
             delivery.await.expect("an answer").expect("published");
         }
     }
@@ -306,37 +309,37 @@ impl KafkaCluster {
     ///
     /// # Panics
     ///
-    /// When the server doesn't answer.
+    /// If the server doesn't answer.
     pub async fn committed(&self, group: &str, subject: &str) -> Vec<Option<i64>> {
-        patiently(async || self.try_committed(group, subject).await.ok_or("no answer")).await
+        retry(async || self.try_committed(group, subject).await.ok_or("no answer")).await
     }
 
-    /// The same; `None` when the server doesn't answer.
+    /// The same; `None` if the server doesn't answer.
     pub async fn try_committed(&self, group: &str, subject: &str) -> Option<Vec<Option<i64>>> {
         let topic = format!("{}{subject}", self.prefix);
-        let partitions = self.look(group, move |eyes| offsets(eyes, &topic)).await.ok()?;
+        let partitions = self.observe(group, move |client| offsets(client, &topic)).await.ok()?;
         Some(partitions.into_iter().map(|(committed, _)| committed).collect())
     }
 
-    /// What is settled, as [`settled`](TestBroker::settled) has it; an error when the server doesn't answer.
+    /// [`settled`](TestBroker::settled); an error if the server doesn't answer.
     pub async fn try_settled(&self, group: &str, subject: &str) -> KafkaResult<Option<Settled>> {
-        let in_hand = self.kafka.in_hand(group).await as u64;
+        let unsettled = self.kafka.unsettled(group).await as u64;
         let topics: Vec<String> = {
             let topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
-            let all = subject.strip_suffix('>');
+            let wildcard = subject.strip_suffix('>');
             let is_ours = |topic: &&String| {
-                let found = &topic[self.prefix.len()..];
-                all.map_or(found == subject, |beginning| found.starts_with(beginning))
+                let topic = &topic[self.prefix.len()..];
+                wildcard.map_or(topic == subject, |start| topic.starts_with(start))
             };
             let ours = topics.keys().filter(is_ours);
             ours.cloned().collect()
         };
         let id = format!("{}{group}", self.prefix);
-        let left = self.look(group, move |eyes| -> KafkaResult<Option<i64>> {
-            let partitions: KafkaResult<Vec<_>> = topics.iter().map(|topic| offsets(eyes, topic)).collect();
+        let left = self.observe(group, move |client| -> KafkaResult<Option<i64>> {
+            let partitions: KafkaResult<Vec<_>> = topics.iter().map(|topic| offsets(client, topic)).collect();
             let partitions = partitions?.concat();
             let unread = partitions.iter().all(|(committed, _)| committed.is_none());
-            if unread && !is_known(eyes, &id)? {
+            if unread && !exists(client, &id)? {
                 return Ok(None);
             }
             let left = partitions.iter().map(|(committed, end)| end - committed.unwrap_or(0));
@@ -344,22 +347,22 @@ impl KafkaCluster {
         });
         let Some(left) = left.await? else { return Ok(None) };
         let left = u64::try_from(left).expect("an offset before the end");
-        let unacked = in_hand.min(left);
+        let unacked = unsettled.min(left);
         Ok(Some(Settled {
             waiting: left - unacked,
             unacked,
         }))
     }
 
-    /// The turn of a topic's next message.
-    fn turns(&self, topic: &str) -> Option<Turns> {
+    /// Advances a topic's round robin.
+    fn next_partition(&self, topic: &str) -> Option<RoundRobin> {
         let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
-        let turns = topics.get_mut(topic)?;
-        turns.next += 1;
-        Some(*turns)
+        let partition = topics.get_mut(topic)?;
+        partition.next += 1;
+        Some(*partition)
     }
 
-    /// Publishes a message to a partition of choice, which a program can't.
+    /// Publishes a message to that partition.
     pub async fn publish_to(&self, message: Message, partition: i32) {
         let topic = format!("{}{}", self.prefix, message.subject);
         let headers = message
@@ -373,22 +376,26 @@ impl KafkaCluster {
             record.key = message.key.as_deref();
             record.payload = message.payload.as_deref();
             record.headers = Some(headers.clone());
-            match self.eyes.producer.send(record, Timeout::Never).await {
+            match self.observer.producer.send(record, Timeout::Never).await {
                 Ok(_) => return,
-                // The producer has not heard of the new partitions yet.
+                // The producer doesn't know the new partitions yet.
                 Err((KafkaError::MessageProduction(RDKafkaErrorCode::UnknownPartition), _)) => {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
                 Err((error, _)) => panic!("not published: {error}"),
             }
         }
-        panic!("the producer doesn't hear of partition {partition} of {topic}");
+        panic!("the producer doesn't find partition {partition} of {topic}");
     }
 
-    /// Looks at the server, from a thread that may block.
-    async fn look<T: Send + 'static>(&self, group: &str, look: impl FnOnce(&BaseConsumer) -> T + Send + 'static) -> T {
+    /// Requests something of the server, on a thread that may block.
+    async fn observe<T: Send + 'static>(
+        &self,
+        group: &str,
+        request: impl FnOnce(&BaseConsumer) -> T + Send + 'static,
+    ) -> T {
         let consumer = {
-            let mut consumers = self.eyes.consumers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut consumers = self.observer.consumers.lock().unwrap_or_else(PoisonError::into_inner);
             let consumer = consumers.entry(group.to_owned()).or_insert_with(|| {
                 let consumer = ClientConfig::new()
                     .set("bootstrap.servers", &self.brokers)
@@ -398,41 +405,41 @@ impl KafkaCluster {
             });
             consumer.clone()
         };
-        tokio::task::spawn_blocking(move || look(&consumer))
+        tokio::task::spawn_blocking(move || request(&consumer))
             .await
-            .expect("looked")
+            .expect("a result")
     }
 }
 
-/// Asks again for a while: a busy server may be slow, or not know for a moment who coordinates a group.
-async fn patiently<T, E: fmt::Debug>(ask: impl AsyncFn() -> Result<T, E>) -> T {
+/// Retries for a while: a busy server may be slow, or have no coordinator for a group at the moment.
+async fn retry<T, E: fmt::Debug>(request: impl AsyncFn() -> Result<T, E>) -> T {
     for _ in 0..50 {
-        if let Ok(answer) = ask().await {
+        if let Ok(answer) = request().await {
             return answer;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    ask().await.expect("the server's answer")
+    request().await.expect("the server's answer")
 }
 
 fn options() -> AdminOptions {
     AdminOptions::new()
-        .operation_timeout(Some(ASK))
-        .request_timeout(Some(ASK))
+        .operation_timeout(Some(REQUEST_TIMEOUT))
+        .request_timeout(Some(REQUEST_TIMEOUT))
 }
 
-/// For each partition of a topic its committed offset and its end.
+/// The committed offset and the end of each partition of a topic.
 fn offsets(consumer: &BaseConsumer, topic: &str) -> KafkaResult<Vec<(Option<i64>, i64)>> {
-    let metadata = consumer.fetch_metadata(Some(topic), ASK)?;
+    let metadata = consumer.fetch_metadata(Some(topic), REQUEST_TIMEOUT)?;
     let mut partitions = TopicPartitionList::new();
     for partition in metadata.topics()[0].partitions() {
         partitions.add_partition(topic, partition.id());
     }
-    let committed = consumer.committed_offsets(partitions, ASK)?;
+    let committed = consumer.committed_offsets(partitions, REQUEST_TIMEOUT)?;
     let mut found = Vec::new();
     for element in committed.elements() {
         element.error()?;
-        let (first, end) = consumer.fetch_watermarks(topic, element.partition(), ASK)?;
+        let (first, end) = consumer.fetch_watermarks(topic, element.partition(), REQUEST_TIMEOUT)?;
         let committed = match element.offset() {
             Offset::Offset(offset) => Some(offset.max(first)),
             _ => None,
@@ -444,8 +451,8 @@ fn offsets(consumer: &BaseConsumer, topic: &str) -> KafkaResult<Vec<(Option<i64>
 }
 
 /// Whether a group has had members.
-fn is_known(consumer: &BaseConsumer, group: &str) -> KafkaResult<bool> {
-    let groups = consumer.fetch_group_list(Some(group), ASK)?;
+fn exists(consumer: &BaseConsumer, group: &str) -> KafkaResult<bool> {
+    let groups = consumer.fetch_group_list(Some(group), REQUEST_TIMEOUT)?;
     let mut states = groups.groups().iter().map(GroupInfo::state);
     Ok(states.any(|state| !["", "Dead"].contains(&state)))
 }
@@ -456,7 +463,7 @@ impl TestBroker for KafkaCluster {
     async fn fresh() -> Self {
         let cluster = tokio::task::spawn_blocking(|| Self::on(&Shared::get().brokers()));
         let cluster = cluster.await.expect("a server");
-        cluster.make_topic("order.created", 1).await;
+        cluster.create_topic("order.created", 1).await;
         cluster
     }
 
@@ -467,36 +474,36 @@ impl TestBroker for KafkaCluster {
     const COUNTS: bool = false;
     // Offsets are committed in batches.
     const ACKS_AT_ONCE: bool = false;
-    // A partition goes to another consumer when that one joins, or this one is gone.
+    // A partition moves to another member when that one joins or this one leaves.
     const LEASES: bool = false;
-    // A member that was killed is missed after its session, and kills at shorter intervals are one long rebalance.
+    // A killed member is expelled after its session timeout; kills at shorter intervals are one long rebalance.
     const KILLS: Duration = Duration::from_millis(2500);
 
     async fn spread(&self, subject: &str) {
         let topic = format!("{}{subject}", self.prefix);
-        if self.turns(&topic).is_some() {
+        if self.next_partition(&topic).is_some() {
             self.grow_topic(subject, PARTITIONS).await;
         } else {
-            self.make_topic(subject, PARTITIONS).await;
+            self.create_topic(subject, PARTITIONS).await;
         }
-        let turns = Turns {
+        let round_robin = RoundRobin {
             partitions: PARTITIONS,
             next: 0,
         };
         self.topics
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(topic, turns);
+            .insert(topic, round_robin);
     }
 
     async fn publish(&self, message: Message) {
         let topic = format!("{}{}", self.prefix, message.subject);
-        let turns = self.turns(&topic);
-        if turns.is_none() {
-            self.make_topic(&message.subject, 1).await;
+        let next = self.next_partition(&topic);
+        if next.is_none() {
+            self.create_topic(&message.subject, 1).await;
         }
-        match turns {
-            Some(turns) if turns.partitions > 1 => self.publish_to(message, turns.next % turns.partitions).await,
+        match next {
+            Some(topic) if topic.partitions > 1 => self.publish_to(message, topic.next % topic.partitions).await,
             _ => {
                 self.kafka.publish(message).await.expect("published");
             }
@@ -504,7 +511,7 @@ impl TestBroker for KafkaCluster {
     }
 
     async fn settled(&self, group: &str, subject: &str) -> Option<Settled> {
-        patiently(async || self.try_settled(group, subject).await).await
+        retry(async || self.try_settled(group, subject).await).await
     }
 
     fn url(&self) -> Option<String> {
@@ -519,7 +526,7 @@ impl TestBroker for KafkaCluster {
         PROPERTIES.iter().map(variable).collect()
     }
 
-    /// A static member keeps its partitions while it is away, and has no need to be quick.
+    /// A static member, which keeps its partitions during a restart.
     fn member(&self, name: &str) -> Vec<(String, String)> {
         [("GROUP_INSTANCE_ID", name), ("SESSION_TIMEOUT_MS", "60000")]
             .map(|(property, value)| (format!("INBOX_KAFKA_{property}"), value.to_owned()))
@@ -539,9 +546,9 @@ impl fmt::Debug for KafkaCluster {
     }
 }
 
-impl Drop for Eyes {
+impl Drop for Observer {
     fn drop(&mut self) {
-        // The end of a client blocks.
+        // Dropping a client blocks.
         let consumers = std::mem::take(self.consumers.get_mut().unwrap_or_else(PoisonError::into_inner));
         std::thread::spawn(move || drop(consumers));
     }

@@ -1,4 +1,4 @@
-//! Thousands of messages under random kills, members that come and go, and a restart of the broker.
+//! Thousands of messages under random kills, rebalances and a restart of the broker.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +8,14 @@ use inbox_tests::{
     servers::kafka::own,
 };
 
-use super::{on, rebalances::Watch};
+use super::{rebalances::OffsetWatch, world_on};
 
 database_suite!(b18_f62_f63_random_kills_rebalances_and_a_restart_leave_every_effect_once);
 
 async fn b18_f62_f63_random_kills_rebalances_and_a_restart_leave_every_effect_once<D: TestDatabase>() {
     let server = tokio::task::spawn_blocking(own).await.expect("a server");
     let count: u32 = if long() { 10_000 } else { 300 };
-    let world = on::<D>(KafkaCluster::on(&server.brokers())).await;
+    let world = world_on::<D>(KafkaCluster::on(&server.brokers())).await;
     world.broker.spread("order.created").await;
     for number in 0..count {
         world.publish(&format!("m{number}")).await;
@@ -25,7 +25,7 @@ async fn b18_f62_f63_random_kills_rebalances_and_a_restart_leave_every_effect_on
             .script("fail:0.1")
             .start()
     };
-    let watch = Watch::begin(&world.broker, "audit");
+    let watch = OffsetWatch::start(&world.broker, "audit");
     let mut workers = vec![start(), start()];
     let deadline = Instant::now() + Duration::from_secs(if long() { 1200 } else { 300 });
     let (mut turns, mut kills, mut runs) = (0, 0, 0);
@@ -59,7 +59,7 @@ async fn b18_f62_f63_random_kills_rebalances_and_a_restart_leave_every_effect_on
             let server = &server;
             tokio::task::block_in_place(|| {
                 server.kill();
-                server.resume().expect("the server again");
+                server.resume().expect("restarted");
             });
         }
     }
@@ -67,7 +67,7 @@ async fn b18_f62_f63_random_kills_rebalances_and_a_restart_leave_every_effect_on
         worker.says("ready").await;
         runs += worker.stop().await.all_runs();
     }
-    let looks = watch.end().await;
+    let polls = watch.end().await;
     let count = i64::from(count);
     let number = async |sql: &str| world.database.number(sql).await;
     assert_eq!(number("SELECT count(*) FROM effects").await, count);
@@ -75,7 +75,7 @@ async fn b18_f62_f63_random_kills_rebalances_and_a_restart_leave_every_effect_on
     assert_eq!(number("SELECT count(*) FROM inbox_events").await, count);
     assert_eq!(number("SELECT count(*) FROM inbox_dead_letters").await, 0);
     assert!(
-        kills > 0 && looks > 0 && runs as i64 > count,
-        "{kills} kills, {looks} looks, {runs} runs"
+        kills > 0 && polls > 0 && runs as i64 > count,
+        "{kills} kills, {polls} polls, {runs} runs"
     );
 }

@@ -23,7 +23,7 @@ handler!(later, Json, group = "pair", subject = "pair.later");
 // What omni-box writes.
 handler!(omni, Envelope, group = "omni", subject = "omni.order");
 
-/// What is about a key and has no payload.
+/// Tombstones: a key and no payload.
 #[inbox_handler(group = "keyed", subject = "customer.gone", max_attempts = 1)]
 async fn keyed(tx: &mut SqliteConnection, meta: Meta, State(probe): State<Probe>) -> Result<Handled, HandlerError> {
     let key = String::from_utf8_lossy(meta.key().unwrap_or(b"none")).into_owned();

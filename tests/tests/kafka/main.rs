@@ -1,43 +1,43 @@
-//! What is Kafka's own: records, offsets, partitions, members that come and go, and brokers that are gone.
+//! What only Kafka has: records, offsets, partitions, rebalances, authentication.
 
 use std::time::Duration;
 
 use inbox_runtime::{InboxHandle, Kafka};
 use inbox_tests::{Flaky, KafkaCluster, Probe, SqliteFile, TestBroker, TestDatabase, World, eventually};
 
-mod anew;
+mod authentication;
 mod campaign;
-mod client;
-mod ends;
+mod clients;
 mod handlers;
-mod leaders;
-mod memory;
-mod names;
+mod header_names;
+mod lag;
+mod leaderless_partitions;
+#[cfg(feature = "kafka-ssl")]
+mod oauth;
 mod outages;
 mod partitions;
-mod places;
+#[cfg(feature = "postgres")]
+mod prefetch;
 mod rebalances;
 mod records;
-mod rights;
-mod secure;
-mod start;
-#[cfg(feature = "postgres")]
-mod successors;
-#[cfg(feature = "kafka-ssl")]
-mod tokens;
+mod recreated_topics;
+mod resources;
+mod revoked_permission;
+mod start_offsets;
+mod startup;
 
-type Kafkaesque = World<KafkaCluster, SqliteFile>;
+type KafkaWorld = World<KafkaCluster, SqliteFile>;
 
-/// A world on topics of the test's own, with a broker that `set` has changed.
-async fn world(set: impl FnOnce(Kafka) -> Kafka + Send + 'static) -> Kafkaesque {
+/// A world with topics of its own, whose broker `set` has configured.
+async fn world(set: impl FnOnce(Kafka) -> Kafka + Send + 'static) -> KafkaWorld {
     let cluster = tokio::task::spawn_blocking(|| {
         let brokers = inbox_tests::servers::kafka::Shared::get().brokers();
         KafkaCluster::with(&brokers, set)
     });
-    on(cluster.await.expect("a server")).await
+    world_on(cluster.await.expect("a server")).await
 }
 
-async fn on<D: TestDatabase>(broker: KafkaCluster) -> World<KafkaCluster, D> {
+async fn world_on<D: TestDatabase>(broker: KafkaCluster) -> World<KafkaCluster, D> {
     World {
         flaky: Flaky::new(broker.connect()),
         broker,
@@ -52,8 +52,8 @@ async fn stop(inbox: InboxHandle) {
     ended.expect("an end in time").expect("a clean end");
 }
 
-/// Waits until a text is among the reasons for which an inbox isn't ready.
-async fn says(inbox: &InboxHandle, text: &str) {
+/// Waits until one of the reasons why an inbox isn't ready has that text.
+async fn wait_for_reason(inbox: &InboxHandle, text: &str) {
     eventually(text, async || {
         inbox.health().reasons.iter().any(|reason| reason.contains(text))
     })

@@ -1,4 +1,4 @@
-//! Brokers that are gone: at the start, while messages are handled, and at the end.
+//! Outages: at the start, while messages are handled, and at the end.
 
 use std::{
     sync::Arc,
@@ -13,23 +13,23 @@ use inbox_tests::{
 
 use tokio::sync::Semaphore;
 
-use super::{Kafkaesque, on, says, stop};
+use super::{KafkaWorld, stop, wait_for_reason, world_on};
 
-/// A stop takes no longer, on a busy machine either: less than the shutdown timeout of 25 s.
+/// The limit of a stop, also on a busy machine: below the shutdown timeout of 25 s.
 const STOP: Duration = Duration::from_secs(20);
 
 async fn server() -> Kafka {
     tokio::task::spawn_blocking(own).await.expect("a server")
 }
 
-async fn fresh(server: &Kafka) -> Kafkaesque {
-    let world = on::<SqliteFile>(KafkaCluster::on(&server.brokers())).await;
-    world.broker.make_topic("order.created", 1).await;
+async fn fresh(server: &Kafka) -> KafkaWorld {
+    let world = world_on::<SqliteFile>(KafkaCluster::on(&server.brokers())).await;
+    world.broker.create_topic("order.created", 1).await;
     world
 }
 
-/// The broker is killed: a stop ends in time, whatever runtime it is on; a start waits and goes on when the broker is
-/// there; what was acknowledged and not committed is a duplicate.
+/// The broker is killed: a stop ends in time, on any runtime; a start waits for the broker; what was acknowledged and
+/// not committed is a duplicate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
     let server = server().await;
@@ -38,20 +38,20 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
     let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
     eventually("m1 is settled", || world.settled("billing")).await;
     server.kill();
-    says(&inbox, "no broker answers").await;
+    wait_for_reason(&inbox, "no broker answers").await;
     let start = Instant::now();
     stop(inbox).await;
     assert!(start.elapsed() < STOP, "{:?}", start.elapsed());
 
     // The same on one thread, from a start without brokers.
-    let lonely = world.clone();
+    let clone = world.clone();
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .expect("a runtime");
         runtime.block_on(async {
-            let inbox = lonely.builder(&["shipping"]).spawn().await.expect("an inbox");
+            let inbox = clone.builder(&["shipping"]).spawn().await.expect("an inbox");
             assert!(!inbox.health().ready);
             let start = Instant::now();
             stop(inbox).await;
@@ -64,8 +64,8 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
         .expect("no panic");
 
     let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
-    says(&inbox, "it has not been joined yet").await;
-    server.resume().expect("the server again");
+    wait_for_reason(&inbox, "the group is not joined yet").await;
+    server.resume().expect("restarted");
     world.publish("m2").await;
     eventually("m2 is settled", || world.settled("billing")).await;
     eventually("it is ready", async || inbox.health().ready).await;
@@ -74,21 +74,21 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
     world.assert_done("billing", "m2").await;
 }
 
-/// Each broker of three is killed in its turn, the one that coordinates the group among them, while messages come.
+/// Each of three brokers is killed in turn, the group's coordinator among them, while messages are published.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f60_f64_brokers_of_three_that_are_killed_in_turn_lose_nothing() {
     if !long() {
-        println!("left out, since three servers take long: set INBOX_TEST_LONG=1");
+        println!("skipped, since three servers take long: set INBOX_TEST_LONG=1");
         return;
     }
     let cluster = tokio::task::spawn_blocking(Kafka::start_three).await.expect("it ends");
     let cluster = cluster.expect("three servers");
     let brokers: Vec<_> = cluster.iter().map(Kafka::brokers).collect();
-    let world = on::<SqliteFile>(KafkaCluster::on(&brokers.join(","))).await;
+    let world = world_on::<SqliteFile>(KafkaCluster::on(&brokers.join(","))).await;
     let settings = [("min.insync.replicas", "2")];
     world
         .broker
-        .make_replicated_topic("order.created", 3, 3, &settings)
+        .create_replicated_topic("order.created", 3, 3, &settings)
         .await;
     let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
     let mut ids = Vec::new();
@@ -102,8 +102,8 @@ async fn f60_f64_brokers_of_three_that_are_killed_in_turn_lose_nothing() {
             ids.push(id);
         }
         eventually("all is settled without it", || world.settled("billing")).await;
-        tokio::task::block_in_place(|| server.resume()).expect("the server again");
-        // Before the next one goes it must have what it missed.
+        tokio::task::block_in_place(|| server.resume()).expect("restarted");
+        // It must be in sync before the next one is killed.
         eventually("it has caught up", async || {
             world.broker.in_sync("order.created").await == Some(3)
         })
@@ -116,7 +116,7 @@ async fn f60_f64_brokers_of_three_that_are_killed_in_turn_lose_nothing() {
     }
 }
 
-/// What was acknowledged after the last commit is counted at the end, and is a duplicate when the brokers are back.
+/// Acknowledgements after the last commit are reported at the end, and are duplicates when the brokers are back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g18_acknowledgements_that_are_not_committed_are_reported() {
     let server = server().await;
@@ -129,9 +129,9 @@ async fn g18_acknowledgements_that_are_not_committed_are_reported() {
     }
     let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
     eventually("the first is handled", async || world.probe.total() == 1).await;
-    // In hand are all five: they come with the first.
+    // All five are prefetched.
     server.kill();
-    says(&inbox, "no broker answers").await;
+    wait_for_reason(&inbox, "no broker answers").await;
     gate.add_permits(5);
     eventually("all are handled", async || inbox.report().acked == 5).await;
     inbox.stop();

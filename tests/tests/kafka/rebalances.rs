@@ -1,4 +1,4 @@
-//! Members that come and go: partitions move, effects stay single, and no offset goes back.
+//! Rebalances: partitions move, each effect happens once, and no committed offset decreases.
 
 use std::{
     sync::{
@@ -14,50 +14,50 @@ use inbox_tests::{
 };
 use tokio::task::JoinHandle;
 
-use super::{Kafkaesque, stop, world};
+use super::{KafkaWorld, stop, world};
 
-/// Watches a group's offsets ten times a second.
-pub(super) struct Watch {
-    over: Arc<AtomicBool>,
+/// Checks a group's committed offsets ten times a second.
+pub(super) struct OffsetWatch {
+    stop: Arc<AtomicBool>,
     task: JoinHandle<u32>,
 }
 
-impl Watch {
-    pub(super) fn begin(cluster: &KafkaCluster, group: &'static str) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
-        let (cluster, end) = (cluster.clone(), over.clone());
+impl OffsetWatch {
+    pub(super) fn start(cluster: &KafkaCluster, group: &'static str) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (cluster, stopped) = (cluster.clone(), stop.clone());
         let task = tokio::spawn(async move {
             let mut last = Vec::new();
-            let mut looks = 0;
-            while !end.load(Ordering::Relaxed) {
+            let mut polls = 0;
+            while !stopped.load(Ordering::Relaxed) {
                 if let Some(now) = cluster.try_committed(group, "order.created").await {
                     for (partition, (before, now)) in last.iter().zip(&now).enumerate() {
                         assert!(
                             before <= now,
-                            "partition {partition} went from {before:?} back to {now:?}"
+                            "partition {partition} went back from {before:?} to {now:?}"
                         );
                     }
                     last = now;
-                    looks += 1;
+                    polls += 1;
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
-            looks
+            polls
         });
-        Self { over, task }
+        Self { stop, task }
     }
 
-    /// Ends it, and says how often it has looked.
+    /// Stops, and returns the number of checks.
     pub(super) async fn end(self) -> u32 {
-        self.over.store(true, Ordering::Relaxed);
-        self.task.await.expect("no offset goes back")
+        self.stop.store(true, Ordering::Relaxed);
+        self.task.await.expect("no offset decreases")
     }
 }
 
-/// Two partitions, of which one goes to a member that joins in the middle of their handlers, and comes back when it leaves.
+/// Two partitions, of which one moves to a member that joins while handlers run, and back when it leaves.
 async fn a_member_joins_and_leaves(set: impl Fn(inbox_runtime::Kafka) -> inbox_runtime::Kafka + Send + 'static) {
     let world = world(set).await;
-    world.broker.make_topic("order.created", 2).await;
+    world.broker.create_topic("order.created", 2).await;
     let order = |id: &str| inbox_tests::Order::new("o").to("order.created").id(id.to_owned());
     for number in 0..10 {
         world.broker.publish_to(order(&format!("m{number}")), number % 2).await;
@@ -66,7 +66,7 @@ async fn a_member_joins_and_leaves(set: impl Fn(inbox_runtime::Kafka) -> inbox_r
         ("m0" | "m1", 1) => Step::Sleep(Duration::from_millis(700)),
         _ => Step::Sleep(Duration::from_millis(20)),
     });
-    let watch = Watch::begin(&world.broker, "audit");
+    let watch = OffsetWatch::start(&world.broker, "audit");
     let first = world.builder(&["audit"]).spawn().await.expect("an inbox");
     eventually("it is in its handlers", async || world.probe.total() >= 1).await;
     let second = world.builder(&["audit"]).spawn().await.expect("an inbox");
@@ -96,37 +96,37 @@ async fn b3_f62_the_new_protocol_drains_and_leaves_every_effect_once() {
     a_member_joins_and_leaves(|kafka| {
         kafka
             .property("group.protocol", "consumer")
-            // The brokers decide on them.
+            // Broker settings, with this protocol.
             .property("session.timeout.ms", "")
             .property("heartbeat.interval.ms", "")
     })
     .await;
 }
 
-/// A process sleeps in the middle of a handler, and its partition goes to another member, which goes on. When it wakes it
-/// finishes, and commits for a partition that isn't its own any more.
+/// A process is suspended while a handler runs, and its partition moves to another member. When it is resumed, it
+/// finishes, and commits for a partition that it no longer has.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f63_f64_a_lost_partition_is_never_committed_for() {
-    let world = Kafkaesque::new().await;
+async fn f63_f64_offsets_of_a_lost_partition_are_never_committed() {
+    let world = KafkaWorld::new().await;
     for number in 0..5 {
         world.publish(&format!("m{number}")).await;
     }
-    let watch = Watch::begin(&world.broker, "billing");
-    let mut sleeper = WorkerCommand::on(env!("CARGO_BIN_EXE_worker"), Mode::Run, &world, "billing")
+    let watch = OffsetWatch::start(&world.broker, "billing");
+    let mut suspended = WorkerCommand::on(env!("CARGO_BIN_EXE_worker"), Mode::Run, &world, "billing")
         .script("m2=sleep:500ms")
         .start();
-    sleeper.says("run billing m2").await;
-    sleeper.signal(Signal::STOP);
+    suspended.says("run billing m2").await;
+    suspended.signal(Signal::STOP);
     let other = world.builder(&["billing"]).spawn().await.expect("an inbox");
-    // The file is locked by the one that sleeps.
+    // The suspended process holds the lock of the database file.
     eventually("the other one has its partition", async || other.report().deferred > 0).await;
-    sleeper.signal(Signal::CONT);
+    suspended.signal(Signal::CONT);
     eventually("everything is settled", || world.settled("billing")).await;
-    // Neither of them has ended by that, and both share what comes.
-    assert!(!sleeper.is_over());
+    // Both are still running, and share the group.
+    assert!(!suspended.is_over());
     world.publish("m5").await;
     eventually("m5 is settled", || world.settled("billing")).await;
-    sleeper.stop().await;
+    suspended.stop().await;
     stop(other).await;
     assert!(watch.end().await > 0);
     for number in 0..6 {
@@ -137,8 +137,8 @@ async fn f63_f64_a_lost_partition_is_never_committed_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_a_member_whose_instance_id_another_one_has_ends_and_says_so() {
     let world = world(|kafka| kafka.property("group.instance.id", "pod-1")).await;
-    world.broker.make_topic("order.created", 1).await;
-    // Two groups of one process have the id each, which is no conflict.
+    world.broker.create_topic("order.created", 1).await;
+    // Two groups of one process may have the same id.
     let first = world.builder(&["billing", "shipping"]).spawn().await.expect("an inbox");
     world.publish("m1").await;
     eventually("both have handled it", async || {
@@ -146,7 +146,7 @@ async fn f74_a_member_whose_instance_id_another_one_has_ends_and_says_so() {
     })
     .await;
     assert!(first.health().ready, "{:?}", first.health());
-    // A second member of the same id pushes the first one out, which can't go on and says so.
+    // A second member with the same id fences the first one, which ends with an error.
     let second = world.builder(&["billing"]).spawn().await.expect("an inbox");
     let ended = tokio::time::timeout(Duration::from_secs(30), first.join()).await;
     let error = ended.expect("it ends").expect_err("by an error");

@@ -27,11 +27,12 @@ use std::{
 
 use tokio::sync::Notify;
 
+use inbox_rules::subject_rules;
+
 use self::{consumer::Consumer, db::Db, shared::EmbeddedShared, storage::Storage, subscribe::OpenedConsumer};
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
     delivery::Message,
-    names,
 };
 
 mod ack_queue;
@@ -188,7 +189,7 @@ impl Embedded {
     ///
     /// Dropped half-way, the message is either published or not.
     pub async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
-        names::check_publish_subject(&message.subject).map_err(BrokerError::Invalid)?;
+        subject_rules::check_publish_subject(&message.subject).map_err(BrokerError::Invalid)?;
         let headers = serde_json::to_vec(&message.headers)
             .map_err(|error| BrokerError::Invalid(format!("the headers can't be stored: {error}")))?;
         let db = self.db().await?;
@@ -333,8 +334,8 @@ impl Broker for Embedded {
 
     async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
         for subscription in &subscriptions {
-            names::check_group(&subscription.group).map_err(BrokerError::Invalid)?;
-            names::check_subject(&subscription.subject).map_err(BrokerError::Invalid)?;
+            subject_rules::check_group(&subscription.group).map_err(BrokerError::Invalid)?;
+            subject_rules::check_subject(&subscription.subject).map_err(BrokerError::Invalid)?;
         }
         self.db().await?;
         let opened = subscribe::subscribe(&self.shared, &subscriptions).await?;

@@ -1,389 +1,328 @@
-//! The consumer group of a program: its handlers' lines, the partitions that are ours, and what is asked of them.
+//! The state of one consumer group, shared by its sources, leases and threads.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use rdkafka::consumer::BaseConsumer;
 use tokio::sync::{Notify, oneshot, watch};
 
 use super::{
-    Shared,
-    anew::Anew,
-    consumer::Context,
-    hand::{Part, Record},
-    partition::Partition,
-    topics,
+    backoff_clock::BackoffClock, client::Client, partition::Partition, slot::FetchedRecord,
+    subscriptions::Subscriptions, topic_partition::TopicPartition,
 };
-use crate::{
-    broker::{BrokerError, SourceStatus, Subscription},
-    handler::StartPosition,
-};
+use crate::broker::BrokerError;
 
-/// The consumer of a group.
-pub(super) type Client = BaseConsumer<Context>;
+/// How long closing waits for commits, and for the group to be left.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// How long closing waits for what was acknowledged to be committed, and for the group to be left.
-const REST: Duration = Duration::from_millis(1500);
-
-/// One handler's part of a group.
-#[derive(Debug)]
-pub(super) struct Line {
-    pub(super) subject: String,
-    pub(super) start: StartPosition,
-    /// The database has records of the group.
-    pub(super) known: bool,
-    pub(super) ack_wait: Duration,
-    pub(super) status: SourceStatus,
-    /// How many acknowledgements came for partitions that were taken away before they were confirmed.
-    lost: AtomicU64,
-    /// When its lag was last known.
-    lag: Mutex<Option<Instant>>,
-    /// Wakes its pull.
-    pub(super) wake: Arc<Notify>,
-}
-
-impl Line {
-    pub(super) fn new(subscription: &Subscription) -> Self {
-        Self {
-            subject: subscription.subject.clone(),
-            start: subscription.start,
-            known: subscription.known,
-            ack_wait: subscription.ack_wait,
-            status: SourceStatus::default(),
-            lost: AtomicU64::new(0),
-            lag: Mutex::default(),
-            wake: Arc::new(Notify::new()),
-        }
-    }
-
-    /// A partition is ours no more, so that nothing of it waits here.
-    pub(super) fn forget(&self, part: &Part) {
-        let name = part.name();
-        self.status.clear_blocked(&name);
-        self.status.clear_blocked(&offset_of(&name));
-    }
-
-    /// How many messages the group has not acknowledged, or that this isn't known.
-    pub(super) fn set_lag(&self, lag: Option<u64>) {
-        *self.lag.lock().unwrap_or_else(PoisonError::into_inner) = lag.map(|_| Instant::now());
-        self.status.set_lag(lag);
-    }
-
-    /// A lag that was known longer ago than that is none.
-    fn forget_lag(&self, fresh: Duration) {
-        let mut lag = self.lag.lock().unwrap_or_else(PoisonError::into_inner);
-        if lag.take_if(|known| known.elapsed() > fresh).is_some() {
-            self.status.set_lag(None);
-        }
-    }
-}
-
-/// What the offset of a partition is called in a status.
-pub(super) fn offset_of(partition: &str) -> String {
-    format!("the offset of {partition}")
-}
-
-/// A group, as its sources, its leases and its two threads share it.
+/// A consumer group.
 pub(super) struct Group {
-    /// Its `group.id`.
-    pub(super) id: String,
-    pub(super) prefix: String,
-    pub(super) lines: Vec<Line>,
-    pub(super) shared: Arc<Shared>,
-    state: Mutex<State>,
-    /// Topics that were made anew, and are to be read from their beginning.
-    anew: Mutex<Vec<Anew>>,
-    /// Wakes the thread that commits.
-    pub(super) work: Condvar,
-    /// Wakes the thread that polls while it waits for deliveries to be settled and offsets to be committed.
+    pub(super) subscriptions: Arc<Subscriptions>,
+    pub(super) clock: Arc<BackoffClock>,
+    state: Mutex<GroupState>,
+    /// Recreated topics that the poll thread has not handled yet.
+    recreated: Mutex<Vec<RecreatedTopic>>,
+    /// Wakes the commit thread.
+    pub(super) commit_wanted: Condvar,
+    /// Wakes the poll thread while it waits for deliveries to be settled or offsets to be committed.
     pub(super) settled: Condvar,
     /// The same for tasks.
-    told: Notify,
-    /// Whether it has been joined once.
+    settled_async: Notify,
+    /// Whether the group has been joined once.
     pub(super) joined: watch::Sender<bool>,
-    /// Whether it has been left for good.
+    /// Whether the group has been left for good.
     pub(super) left: watch::Sender<bool>,
 }
 
-/// What changes.
+/// What changes while a group is consumed.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct GroupState {
+    /// `None` before the consumer is created, and when the group is being left.
     pub(super) client: Option<Arc<Client>>,
-    pub(super) partitions: BTreeMap<Part, Partition>,
-    /// The topics that the group has read, or begun to.
-    pub(super) begun: BTreeSet<Arc<str>>,
-    /// Offsets of topics that are gone which may have been committed too late. Where the group has one of them on a topic of the same
-    /// name, it is not the new topic's.
-    pub(super) stale: BTreeMap<Part, i64>,
-    /// When topics and offsets are looked at again; at once where that isn't said.
-    pub(super) look: Option<Instant>,
-    /// A topic was missing at the last look.
-    pub(super) missing: bool,
-    /// A broker answers.
-    pub(super) answers: bool,
-    epoch: u64,
-    /// Who waits for an offset to be confirmed.
-    pub(super) waiters: Vec<Waiter>,
-    /// Offsets are to be committed now, not when it is time.
-    pub(super) urgent: bool,
-    /// The thread that commits has nothing to do, and must be woken.
-    pub(super) resting: bool,
-    /// A commit is under way.
+    /// The partitions that are assigned to this member.
+    pub(super) partitions: BTreeMap<TopicPartition, Partition>,
+    /// Topics of which this program has had partitions.
+    pub(super) known_topics: BTreeSet<Arc<str>>,
+    /// Offsets of deleted topics whose commit may come too late. If the group has one of them on a recreated topic, it
+    /// isn't the new topic's.
+    pub(super) stale_offsets: BTreeMap<TopicPartition, i64>,
+    /// When topics and offsets are polled next; `None` is at once.
+    pub(super) next_metadata_poll: Option<Instant>,
+    /// A topic was missing at the last poll.
+    pub(super) topic_missing: bool,
+    pub(super) brokers_answer: bool,
+    last_epoch: u64,
+    pub(super) waiters: Vec<CommitWaiter>,
+    /// Commit at once, not at the next interval.
+    pub(super) commit_now: bool,
+    /// The commit thread has nothing to do and must be woken.
+    pub(super) commit_idle: bool,
+    /// A commit request is running.
     pub(super) committing: bool,
-    /// The client can't be used any more, and why.
+    /// Why the client can't be used any more.
     pub(super) fatal: Option<String>,
-    closed_lines: usize,
-    /// Every source is closed: nothing is handed out any more.
+    closed_sources: usize,
+    /// All sources are closed: no more records are delivered.
     pub(super) closing: bool,
-    /// The thread that commits is to end.
-    pub(super) over: bool,
+    /// The commit thread must end.
+    pub(super) shutdown: bool,
 }
 
-/// Who waits for an offset to be confirmed.
-pub(super) struct Waiter {
-    pub(super) part: Part,
+/// A caller that waits for an offset to be committed.
+pub(super) struct CommitWaiter {
+    pub(super) partition: TopicPartition,
     pub(super) epoch: u64,
     pub(super) incarnation: u32,
     pub(super) offset: i64,
-    pub(super) tell: oneshot::Sender<Result<(), BrokerError>>,
+    pub(super) result: oneshot::Sender<Result<(), BrokerError>>,
 }
 
-impl State {
-    /// Whether something was acknowledged that is not committed.
-    pub(super) fn is_dirty(&self) -> bool {
+/// A topic that got another id.
+pub(super) struct RecreatedTopic {
+    pub(super) topic: String,
+    pub(super) since: Instant,
+}
+
+/// A record that a source has pulled.
+pub(super) struct PulledRecord {
+    pub(super) partition: TopicPartition,
+    /// The assignment of the partition.
+    pub(super) epoch: u64,
+    pub(super) record: FetchedRecord,
+}
+
+impl GroupState {
+    /// Whether an acknowledged offset is not committed.
+    pub(super) fn has_uncommitted(&self) -> bool {
         self.partitions
             .values()
-            .any(|partition| partition.progress.due().is_some())
+            .any(|partition| partition.progress.uncommitted().is_some())
     }
 
-    pub(super) fn any_out(&self) -> bool {
-        self.partitions.values().any(Partition::is_out)
+    pub(super) fn any_in_flight(&self) -> bool {
+        self.partitions.values().any(Partition::is_in_flight)
     }
 
     pub(super) fn next_epoch(&mut self) -> u64 {
-        self.epoch += 1;
-        self.epoch
+        self.last_epoch += 1;
+        self.last_epoch
     }
 
-    /// The partition, if it is still the one of that assignment.
-    pub(super) fn current(&mut self, part: &Part, epoch: u64) -> Option<&mut Partition> {
+    /// The partition, if it still has that assignment.
+    pub(super) fn assigned(&mut self, partition: &TopicPartition, epoch: u64) -> Option<&mut Partition> {
         self.partitions
-            .get_mut(part)
+            .get_mut(partition)
             .filter(|partition| partition.epoch == epoch)
     }
 
-    /// The same, if it was not made anew since.
-    pub(super) fn of_incarnation(&mut self, part: &Part, epoch: u64, incarnation: u32) -> Option<&mut Partition> {
-        self.current(part, epoch)
+    /// The same, if its topic was not recreated since.
+    pub(super) fn of_incarnation(
+        &mut self,
+        partition: &TopicPartition,
+        epoch: u64,
+        incarnation: u32,
+    ) -> Option<&mut Partition> {
+        self.assigned(partition, epoch)
             .filter(|partition| partition.progress.incarnation() == incarnation)
     }
 
-    /// Whoever waits for the offset of a partition that is gone, or was made anew, hears that by its sender's end.
-    pub(super) fn forget_waiters(&mut self) {
+    /// Drops those who wait for a partition that was revoked or recreated; their receivers end.
+    pub(super) fn drop_stale_waiters(&mut self) {
         let waiters = std::mem::take(&mut self.waiters);
         self.waiters = waiters
             .into_iter()
-            .filter(|one| self.of_incarnation(&one.part, one.epoch, one.incarnation).is_some())
+            .filter(|waiter| {
+                self.of_incarnation(&waiter.partition, waiter.epoch, waiter.incarnation)
+                    .is_some()
+            })
             .collect();
     }
 }
 
 impl Group {
-    pub(super) fn new(id: String, prefix: String, lines: Vec<Line>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(subscriptions: Subscriptions, clock: Arc<BackoffClock>) -> Self {
         Self {
-            id,
-            prefix,
-            lines,
-            shared,
+            subscriptions: Arc::new(subscriptions),
+            clock,
             state: Mutex::default(),
-            anew: Mutex::default(),
-            work: Condvar::new(),
+            recreated: Mutex::default(),
+            commit_wanted: Condvar::new(),
             settled: Condvar::new(),
-            told: Notify::new(),
+            settled_async: Notify::new(),
             joined: watch::Sender::new(false),
             left: watch::Sender::new(false),
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    /// Kafka's `group.id`.
+    pub(super) fn id(&self) -> &str {
+        &self.subscriptions.group_id
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, GroupState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn lock_anew(&self) -> MutexGuard<'_, Vec<Anew>> {
-        self.anew.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What was known of the lag longer ago than that is not known any more.
-    pub(super) fn forget_lag(&self, fresh: Duration) {
-        for line in &self.lines {
-            line.forget_lag(fresh);
-        }
-    }
-
-    /// Whose a topic is.
-    pub(super) fn line_of(&self, topic: &str) -> Option<usize> {
-        self.lines
-            .iter()
-            .position(|line| topics::takes(&self.prefix, &line.subject, topic))
-    }
-
-    pub(super) fn wake_all(&self) {
-        for line in &self.lines {
-            line.wake.notify_one();
-        }
-    }
-
-    /// Tells everybody who waits for deliveries to be settled, or offsets to be committed.
-    pub(super) fn tell(&self) {
+    /// Wakes everybody who waits for deliveries to be settled or offsets to be committed.
+    pub(super) fn notify_settled(&self) {
         self.settled.notify_all();
-        self.told.notify_waiters();
+        self.settled_async.notify_waiters();
     }
 
-    /// A line's status says how many acknowledgements the broker hasn't confirmed.
-    pub(super) fn count_unconfirmed(&self, state: &State, line: usize) {
-        let ours = state.partitions.values().filter(|partition| partition.line == line);
-        let waiting: usize = ours.map(|partition| partition.progress.unconfirmed()).sum();
-        let line = &self.lines[line];
-        let lost = line.lost.load(Ordering::Relaxed);
-        line.status.set_unconfirmed(lost + waiting as u64);
+    /// Updates the number of uncommitted acknowledgements in a subscription's status.
+    pub(super) fn update_uncommitted(&self, state: &GroupState, subscription: usize) {
+        let partitions = state.partitions.values();
+        let partitions = partitions.filter(|partition| partition.subscription == subscription);
+        let uncommitted = partitions.map(|partition| partition.progress.unconfirmed()).sum();
+        self.subscriptions[subscription].set_uncommitted(uncommitted);
     }
 
-    /// That many acknowledgements of a line won't be confirmed: their partition is somebody else's.
-    pub(super) fn lose(&self, state: &State, line: usize, acknowledgements: usize) {
-        self.lines[line]
-            .lost
-            .fetch_add(acknowledgements as u64, Ordering::Relaxed);
-        self.count_unconfirmed(state, line);
+    /// Counts acknowledgements that will never be committed: their partition has another owner.
+    pub(super) fn abandon_acks(&self, state: &GroupState, subscription: usize, acknowledgements: usize) {
+        self.subscriptions[subscription].abandon_acks(acknowledgements);
+        self.update_uncommitted(state, subscription);
     }
 
-    /// Every line's status says that a part of it waits.
-    pub(super) fn wait(&self, part: &str, why: &str) {
-        for line in &self.lines {
-            line.status.set_blocked(part, why);
-        }
-    }
-
-    pub(super) fn go_on(&self, part: &str) {
-        for line in &self.lines {
-            line.status.clear_blocked(part);
-        }
-    }
-
-    /// Hands out at most `max` records of a line, partition by partition, from the one behind `after`.
-    pub(super) fn take(&self, line: usize, max: usize, after: &mut Option<Part>) -> Result<Vec<Taken>, BrokerError> {
-        let now = self.shared.clock.now();
-        let status = &self.lines[line].status;
+    /// Delivers at most `max` records of a subscription, one of each partition, starting after the partition `last`.
+    pub(super) fn pull(
+        &self,
+        subscription: usize,
+        max: usize,
+        last: &mut Option<TopicPartition>,
+    ) -> Result<Vec<PulledRecord>, BrokerError> {
+        let now = self.clock.now();
         let mut state = self.lock();
         if let Some(fatal) = &state.fatal {
             return Err(BrokerError::Ended(fatal.clone()));
         }
-        let mut taken = Vec::new();
-        let ours = state
+        let mut pulled = Vec::new();
+        let partitions = state
             .partitions
             .iter_mut()
-            .filter(|(_, partition)| partition.line == line);
-        // Those behind the last one come first, so that none starves.
-        let mut ours: Vec<_> = ours.collect();
-        let first = ours.partition_point(|(part, _)| after.as_ref().is_some_and(|after| *part <= after));
-        ours.rotate_left(first);
-        for (part, partition) in ours {
-            if taken.len() == max {
+            .filter(|(_, partition)| partition.subscription == subscription);
+        // Round robin, so that none starves.
+        let mut partitions: Vec<_> = partitions.collect();
+        let first = partitions.partition_point(|(id, _)| last.as_ref().is_some_and(|last| *id <= last));
+        partitions.rotate_left(first);
+        for (id, partition) in partitions {
+            if pulled.len() == max {
                 break;
             }
-            if let Some(record) = partition.take(part, now, &self.prefix, status) {
-                *after = Some(part.clone());
-                taken.push(Taken {
-                    part: part.clone(),
+            if let Some(record) = partition.deliver(now, &self.subscriptions) {
+                *last = Some(id.clone());
+                pulled.push(PulledRecord {
+                    partition: id.clone(),
                     epoch: partition.epoch,
                     record,
                 });
             }
         }
-        Ok(taken)
+        Ok(pulled)
     }
 
-    /// When the first record of a line that waits is due, by the clock of waits.
-    pub(super) fn next_due(&self, line: usize) -> Option<Instant> {
+    /// When the first record of a subscription that backs off is redelivered, by the back-off clock.
+    pub(super) fn next_redelivery(&self, subscription: usize) -> Option<Instant> {
         let state = self.lock();
-        let ours = state.partitions.values().filter(|partition| partition.line == line);
-        ours.filter_map(Partition::due).min()
+        let partitions = state.partitions.values();
+        let partitions = partitions.filter(|partition| partition.subscription == subscription);
+        partitions.filter_map(Partition::redelivery_at).min()
     }
 
-    /// How many records are out or wait.
-    pub(super) fn in_hand(&self) -> usize {
+    /// How many records are in flight or back off.
+    pub(super) fn unsettled(&self) -> usize {
         let state = self.lock();
-        state
-            .partitions
-            .values()
-            .filter(|partition| partition.is_in_hand())
-            .count()
+        let partitions = state.partitions.values();
+        partitions.filter(|partition| partition.is_occupied()).count()
     }
 
-    /// Whether a line's partitions are known and have been looked at, so that finding nothing means that there is nothing.
-    pub(super) fn has_looked(&self, line: usize) -> bool {
+    /// Whether all partitions of a subscription have been fetched from, so that an empty pull means that there is
+    /// nothing.
+    pub(super) fn has_fetched(&self, subscription: usize) -> bool {
         let state = self.lock();
+        let mut partitions = state.partitions.values();
         *self.joined.borrow()
-            && state
-                .partitions
-                .values()
-                .filter(|partition| partition.line == line)
-                .all(Partition::looked_at)
+            && partitions.all(|partition| partition.subscription != subscription || partition.has_fetched())
     }
 
-    /// A source is closed. With the last one the group is left, once nothing of it is out.
-    pub(super) fn close_line(&self) {
+    /// A source is closed. After the last one the group is left as soon as nothing is in flight.
+    pub(super) fn close_source(&self) {
         let mut state = self.lock();
-        state.closed_lines += 1;
-        if state.closed_lines == self.lines.len() {
+        state.closed_sources += 1;
+        if state.closed_sources == self.subscriptions.len() {
             state.closing = true;
         }
-        state.urgent = true;
+        state.commit_now = true;
         drop(state);
-        self.work.notify_all();
-        self.tell();
+        self.commit_wanted.notify_all();
+        self.notify_settled();
     }
 
-    /// While the group is being closed: waits until what was acknowledged is committed, and with the last delivery until
-    /// the group is left, so that another member has its partitions at once. Not for long: the broker may be gone.
-    pub(super) async fn rest(&self) {
-        let rested = async {
+    /// Waits until the acknowledged offsets are committed; while the group is closing and nothing is in flight, until
+    /// it is left, so that another member gets its partitions at once. At most 1.5 s, as the brokers may be
+    /// unreachable.
+    pub(super) async fn wait_committed(&self) {
+        let committed = async {
             loop {
-                let mut told = std::pin::pin!(self.told.notified());
-                told.as_mut().enable();
-                let (closing, dirty, out) = {
+                let mut settled = std::pin::pin!(self.settled_async.notified());
+                settled.as_mut().enable();
+                let (closing, uncommitted, in_flight) = {
                     let state = self.lock();
-                    (state.closing, state.is_dirty(), state.any_out())
+                    (state.closing, state.has_uncommitted(), state.any_in_flight())
                 };
-                match (closing, out) {
+                match (closing, in_flight) {
                     (true, false) => {
                         let _ = self.left.subscribe().wait_for(|left| *left).await;
                         return;
                     }
-                    _ if !dirty => return,
-                    _ => told.await,
+                    _ if !uncommitted => return,
+                    _ => settled.await,
                 }
             }
         };
-        let _ = tokio::time::timeout(REST, rested).await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, committed).await;
+    }
+
+    /// A topic no longer exists. Its uncommitted offsets can't be committed any more; if a commit of one is running,
+    /// librdkafka retries it, and it may be applied to a recreated topic.
+    pub(super) fn mark_topic_deleted(&self, topic: &str) {
+        let mut state = self.lock();
+        let GroupState {
+            partitions,
+            stale_offsets,
+            ..
+        } = &mut *state;
+        for (id, partition) in partitions.iter_mut().filter(|(id, _)| *id.topic == *topic) {
+            if let Some(offset) = partition.progress.uncommitted() {
+                stale_offsets.insert(id.clone(), offset);
+            }
+            partition.begin_incarnation();
+        }
+    }
+
+    /// A topic got another id.
+    pub(super) fn add_recreated(&self, topic: &str) {
+        let topic = RecreatedTopic {
+            topic: topic.to_owned(),
+            since: Instant::now(),
+        };
+        self.lock_recreated().push(topic);
+    }
+
+    /// The recreated topics that were not handled yet.
+    pub(super) fn take_recreated(&self) -> Vec<RecreatedTopic> {
+        std::mem::take(&mut *self.lock_recreated())
+    }
+
+    fn lock_recreated(&self) -> MutexGuard<'_, Vec<RecreatedTopic>> {
+        self.recreated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Group").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("Group").field("id", &self.id()).finish_non_exhaustive()
     }
-}
-
-/// A record that was handed out.
-pub(super) struct Taken {
-    pub(super) part: Part,
-    pub(super) epoch: u64,
-    pub(super) record: Record,
 }

@@ -1,7 +1,7 @@
-//! Names of headers that are not UTF-8.
+//! Reading headers whose names are not UTF-8.
 //!
-//! Any client can write one, and rdkafka has no way to read it but one that panics. That panic must neither unwind into the inbox
-//! nor come to the program's panic hook, which may end the process: the record would be read again, and end the next one.
+//! Any client can write one, and rdkafka panics when it reads it. That panic must neither unwind into the inbox nor
+//! reach the program's panic hook, which may end the process: the record would be redelivered and end the next one too.
 
 use std::{
     cell::Cell,
@@ -10,7 +10,7 @@ use std::{
 };
 
 thread_local! {
-    /// A header is being read on this thread.
+    /// Whether this thread is reading a header.
     static READING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -22,10 +22,10 @@ pub(super) fn read<T>(header: impl FnOnce() -> T) -> Option<T> {
     read.ok()
 }
 
-/// Lets the panic hook that there is now see every panic but those of [`read`]. Only the first call does something.
+/// Wraps the current panic hook so that it doesn't see the panics of [`read`]. Only the first call has an effect.
 pub(super) fn shield_hook() {
     static SHIELDED: Once = Once::new();
-    // Here it may not be replaced. There will be another start.
+    // A panicking thread must not replace the hook; a later start does.
     if std::thread::panicking() {
         return;
     }
@@ -39,13 +39,13 @@ pub(super) fn shield_hook() {
     });
 }
 
-/// The error of a program in which a panic can't be caught.
+/// Fails if panics can't be caught in this program.
 pub(super) fn check(aborts: bool) -> Result<(), String> {
     if !aborts {
         return Ok(());
     }
     Err("this program was built with `panic = \"abort\"`: a Kafka record with a header whose name is not UTF-8 would end the process, \
-         and every one that is started after it; leave `panic` out of the Cargo profile, or write `panic = \"unwind\"`"
+         and after each restart again; leave `panic` out of the Cargo profile, or write `panic = \"unwind\"`"
         .to_owned())
 }
 

@@ -2,12 +2,12 @@
 
 use rdkafka::{config::RDKafkaLogLevel, error::RDKafkaErrorCode};
 
-use super::connection::Connection;
+use super::reachability::Reachability;
 
 /// The target of the events.
 const TARGET: &str = "librdkafka";
 
-/// How much a new client logs. Its lines at INFO say why connections end, so there are never fewer.
+/// The log level of a new client. At least INFO: those lines say why connections were closed.
 pub(super) fn level() -> RDKafkaLogLevel {
     if tracing::enabled!(target: TARGET, tracing::Level::DEBUG) {
         RDKafkaLogLevel::Debug
@@ -16,18 +16,18 @@ pub(super) fn level() -> RDKafkaLogLevel {
     }
 }
 
-/// Passes a line on, and tells the connection what it says about that.
-pub(super) fn log(connection: &Connection, level: RDKafkaLogLevel, facility: &str, message: &str) {
+/// Forwards a line to `tracing`. A failed connection is recorded as well.
+pub(super) fn log(reachability: &Reachability, level: RDKafkaLogLevel, facility: &str, message: &str) {
     use RDKafkaLogLevel as Level;
     if facility == "FAIL" {
-        // librdkafka's own guess at what is wrong says more than that the connection was closed.
+        // librdkafka's own guess at the cause explains more than "Disconnected".
         let weight = if message.contains("security.protocol") { 2 } else { 1 };
         let message = message.split_once("]: ").map_or(message, |(_, message)| message);
-        connection.failed(weight, RDKafkaErrorCode::BrokerTransportFailure, message);
+        reachability.record_failure(weight, RDKafkaErrorCode::BrokerTransportFailure, message);
     }
     match level {
-        // A producer is told what is set for consumers too, and the other way round. What happens to connections comes many
-        // times a second while no broker answers; the inbox says it once.
+        // CONFWARN: the same properties are set on consumers and producers, and each client warns of the other's. FAIL,
+        // ERROR: many lines a second while no broker answers; the inbox logs that once.
         _ if matches!(facility, "CONFWARN" | "FAIL" | "ERROR") => {
             tracing::debug!(target: TARGET, facility, "{message}");
         }

@@ -1,92 +1,114 @@
-//! Apache Kafka, by librdkafka: one consumer for each group, offsets that are committed after the transaction.
+//! Apache Kafka, by librdkafka: one consumer per group, whose offsets are committed after the transaction.
 //!
 //! ```text
-//!  poll thread ─ assigns, revokes ─▶ partitions ◀─ polls its queue, one record at a time ─ pull
+//!  poll thread ─ assigns, revokes ─▶ partitions ◀─ polls its queue, one record at a time ─ source
 //!                                     │      ▲
-//!                        how far done │      │ ack, nak
+//!                            progress │      │ ack, nak
 //!                                     ▼      │
 //!  commit thread ◀─── offsets, in batches    lease
 //! ```
 //!
-//! librdkafka's callbacks and commits block, so each group has two threads of its own: one that polls, so that the group
-//! is never left however long a handler takes, and one that commits. One more for all groups looks every few seconds how far they are. Each partition has a queue in librdkafka, which a pull
-//! asks for the next record when the one before it is settled; librdkafka fetches ahead and stops when the queue is full.
+//! librdkafka's callbacks and commits block, so each group has two threads: one polls, so that the group keeps its
+//! membership however long a handler takes, and one commits. A third one polls the metadata of all groups. Each
+//! partition has a queue in librdkafka, from which a source takes the next record when the one before it is settled;
+//! librdkafka prefetches, up to a limit.
+//!
+//! The modules. Each uses only those to its right and those below:
+//!
+//! ```text
+//!  Kafka (this file)
+//!  start                                                        a group with its threads
+//!  source · lease                                               pull, and settle
+//!  poll_thread · callbacks · metadata_poll · groups             one thread per group, one for all groups
+//!  rebalance · start_offsets · commit_thread · recreated
+//!  group · partition · slot · progress                          state, behind one lock
+//!  offsets · client                                             librdkafka's consumer
+//!  group_health · subscriptions · publish · create_topics · prefetch_limit
+//!  client_events · options · log · reachability                 what a client is given, and what it reports
+//!  oauth · partition_errors · errors · properties
+//!  record · header_names · topic_names · topic_partition · backoff_clock
+//! ```
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use tokio::{sync::OnceCell, time::Instant};
 
+use inbox_rules::subject_rules;
+
 use self::{
-    clock::Clock,
-    config::Settings,
-    group::{Group, Line},
-    publish::Producers,
-    token::Token,
+    backoff_clock::BackoffClock, group::Group, groups::Groups, oauth::TokenFunction, options::KafkaOptions,
+    publish::ProducerCell, subscriptions::TopicSubscription,
 };
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
     config::{Given, Secret},
     delivery::Message,
     handler::StartPosition,
-    names,
 };
 
-mod ack;
-mod anew;
-mod clock;
-mod commit;
-mod config;
-mod connection;
-mod consumer;
+mod backoff_clock;
+mod callbacks;
+mod client;
+mod client_events;
+mod commit_thread;
+mod create_topics;
 mod errors;
-mod events;
-mod faults;
 mod group;
-mod hand;
+mod group_health;
+mod groups;
 mod header_names;
+mod lease;
 mod log;
-mod look;
-mod memory;
+mod metadata_poll;
+mod oauth;
 mod offsets;
+mod options;
 mod partition;
-mod problems;
+mod partition_errors;
+mod poll_thread;
+mod prefetch_limit;
 mod progress;
 mod properties;
 mod publish;
+mod reachability;
 mod rebalance;
 mod record;
+mod recreated;
+mod slot;
 mod source;
-mod token;
-mod topics;
+mod start;
+mod start_offsets;
+mod subscriptions;
+mod topic_names;
+mod topic_partition;
 
-pub use self::{ack::KafkaLease, source::KafkaSource, token::OauthToken};
+pub use self::{lease::KafkaLease, oauth::OauthToken, source::KafkaSource};
 
 /// How long subscribing waits for the groups to be joined.
-const JOIN: Duration = Duration::from_secs(5);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Apache Kafka.
 ///
-/// A handler's group is the consumer group, its subject the topic; `*` and `>` take every topic that fits, the ones that
-/// are made later too, and never those that begin with two underscores. All handlers of a group share one consumer.
+/// A handler's group is the consumer group, its subject the topic; `*` and `>` match topics that exist and those
+/// created later, but never those that begin with two underscores. All handlers of a group share one consumer.
 ///
-/// * Each partition is handled strictly in order, one message at a time; partitions don't wait for each other. So a
+/// * Each partition is processed strictly in order, one message at a time; partitions don't wait for each other. So a
 ///   handler's `concurrency` is of use up to the number of partitions.
-/// * A message that fails waits with its partition until it is tried again, or goes to the dead letters; the other
-///   partitions go on. Health names the partition that waits, and stays ready.
-/// * The offset of a partition is committed after its messages' transactions, in batches; what a crash leaves uncommitted is
-///   delivered again and found in the inbox.
-/// * Kafka doesn't count deliveries. The first message of a partition that comes to a program is taken for one that may
-///   have been handled before.
-/// * Without an id header a message's id is `topic:partition:offset`. A topic that is deleted and made anew begins at
-///   offset 0 again; its records are handled from there, unless they have position and payload of one that was handled.
-/// * A topic that doesn't exist and brokers that don't answer are no errors: health says so, and the program goes on when
-///   they are there. Topics and partitions that are added are found within ten seconds.
+/// * A message that fails keeps its partition waiting until it is redelivered or dead-lettered; the other partitions go
+///   on. Health names the partition, and stays ready.
+/// * The offset of a partition is committed after its messages' transactions, in batches; what a crash leaves
+///   uncommitted is redelivered and recognised as duplicate.
+/// * Kafka doesn't count deliveries. The first message of a partition that a program receives counts as a redelivery.
+/// * Without an id header a message's id is `topic:partition:offset`. A topic that is deleted and recreated begins at
+///   offset 0 again; its records are processed, unless they have position and payload of one that was processed.
+/// * A missing topic and unreachable brokers are no errors: health shows them, and the program goes on when they are
+///   there. New topics and partitions are found within ten seconds.
 ///
-/// Making one does nothing yet. Clones share the producer.
+/// Creating a `Kafka` connects to nothing. Clones share the producer.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -100,68 +122,52 @@ const JOIN: Duration = Duration::from_secs(5);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Kafka {
-    settings: Settings,
-    shared: Arc<Shared>,
+    options: KafkaOptions,
+    shared: Arc<KafkaShared>,
 }
 
-/// What the clones, sources and leases share.
+/// What clones share.
 #[derive(Debug, Default)]
-struct Shared {
-    clock: Clock,
-    producers: Producers,
-    groups: Mutex<Vec<Weak<Group>>>,
-    topics_made: OnceCell<()>,
-    /// What is wrong with the settings, which don't change any more.
+struct KafkaShared {
+    clock: Arc<BackoffClock>,
+    producer: ProducerCell,
+    groups: Arc<Groups>,
+    topics_created: OnceCell<()>,
+    /// The problems of the options, which don't change any more.
     checked: OnceLock<Result<(), Vec<String>>>,
-    /// The thread that looks at the groups was begun.
-    looks: OnceLock<()>,
-}
-
-impl Shared {
-    /// The groups that there are.
-    fn groups(&self) -> Vec<Arc<Group>> {
-        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        groups.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    /// Makes the topics that are wanted, once.
-    async fn make_topics(&self, settings: &Settings) -> Result<(), BrokerError> {
-        let made = self.topics_made.get_or_try_init(|| topics::make(settings));
-        made.await.copied()
-    }
 }
 
 impl Kafka {
-    /// Brokers to begin with, as in `one:9092,two:9092`, or as in `INBOX_BROKER_URL`: `kafka://one:9092,two:9092`. One that
-    /// answers is enough. Without a port it is 9092.
+    /// The bootstrap brokers, as in `one:9092,two:9092`, or as in `INBOX_BROKER_URL`: `kafka://one:9092,two:9092`. One
+    /// that answers is enough. The default port is 9092.
     ///
-    /// A list that can't be read is an error of the first use.
+    /// An invalid list is an error of the first use.
     #[must_use]
     pub fn new(brokers: impl AsRef<str>) -> Self {
         let brokers = brokers.as_ref();
         let rest = brokers.strip_prefix("kafka:").unwrap_or(brokers);
-        Self::with(Settings::from_url(rest.strip_prefix("//").unwrap_or(rest)))
+        Self::with(KafkaOptions::from_url(rest.strip_prefix("//").unwrap_or(rest)))
     }
 
-    /// The broker of a URL, of which `rest` stands behind `kafka:`, and which was found at `place`, with librdkafka's properties.
-    /// The errors say what to write instead, and where.
+    /// The broker of a URL, of which `rest` follows `kafka:`, set at `place`, with librdkafka's properties. The errors
+    /// say what to write instead, and where.
     pub(crate) fn from_url<'a>(
         rest: &str,
         place: &str,
         properties: impl IntoIterator<Item = (&'a String, &'a Given<Secret>)>,
     ) -> Result<Self, Vec<String>> {
-        let mut settings = Settings::from_url(rest);
-        settings.place_problems(place);
+        let mut options = KafkaOptions::from_url(rest);
+        options.place_problems(place);
         for (name, given) in properties {
-            settings.set_given(name, given);
+            options.set_given(name, given);
         }
-        let kafka = Self::with(settings);
+        let kafka = Self::with(options);
         kafka.problems().map(|()| kafka.clone())
     }
 
-    /// Everything that is wrong with the settings, found out once.
+    /// The problems of the options, determined once.
     fn problems(&self) -> Result<(), Vec<String>> {
-        self.shared.checked.get_or_init(|| self.settings.check()).clone()
+        self.shared.checked.get_or_init(|| self.options.check()).clone()
     }
 
     fn check(&self) -> Result<(), BrokerError> {
@@ -169,65 +175,66 @@ impl Kafka {
             .map_err(|problems| BrokerError::Invalid(problems.join("; ")))
     }
 
-    fn with(settings: Settings) -> Self {
+    fn with(options: KafkaOptions) -> Self {
         Self {
-            settings,
+            options,
             shared: Arc::default(),
         }
     }
 
-    /// Sets a property of librdkafka, as `INBOX_KAFKA_…` does: `INBOX_KAFKA_SESSION_TIMEOUT_MS` is `session.timeout.ms`.
-    /// Where a property is not set, or to nothing, librdkafka's default holds.
-    ///
-    /// Those that would break the guarantee (`enable.auto.commit`, for one) and those that librdkafka doesn't know are an
-    /// error of the first use.
-    #[must_use]
-    pub fn property(mut self, name: impl AsRef<str>, value: impl AsRef<str>) -> Self {
-        self.settings.set(name.as_ref(), value.as_ref());
+    /// Changes the options, and shares nothing with clones any more.
+    fn set(mut self, change: impl FnOnce(&mut KafkaOptions)) -> Self {
+        change(&mut self.options);
         self.shared = Arc::default();
         self
     }
 
-    /// Puts a prefix before every topic and every group, as `?prefix=staging.` does in the URL: so several environments
-    /// can share brokers. Handlers see subjects without it.
+    /// Sets a property of librdkafka, as `INBOX_KAFKA_…` does: `INBOX_KAFKA_SESSION_TIMEOUT_MS` is
+    /// `session.timeout.ms`. An empty value restores librdkafka's default.
+    ///
+    /// Properties that would break the guarantee (such as `enable.auto.commit`) and unknown ones are an error of the
+    /// first use.
     #[must_use]
-    pub fn prefix(mut self, prefix: impl AsRef<str>) -> Self {
-        self.settings.set_prefix(prefix.as_ref());
-        self.shared = Arc::default();
-        self
+    pub fn property(self, name: impl AsRef<str>, value: impl AsRef<str>) -> Self {
+        self.set(|options| options.set(name.as_ref(), value.as_ref()))
     }
 
-    /// Bounds what a consumer keeps of what it has fetched ahead, in bytes: 64 MiB unless it is set, and at least 1 MiB, for each
-    /// group of the program. As `?memory=64MB` does in the URL.
+    /// Prefixes every topic and every group, as `?prefix=staging.` does in the URL, so that several environments can
+    /// share brokers. Handlers see subjects without it.
+    #[must_use]
+    pub fn prefix(self, prefix: impl AsRef<str>) -> Self {
+        self.set(|options| options.set_prefix(prefix.as_ref()))
+    }
+
+    /// Limits the memory of prefetched records, in bytes, per group of the program: 64 MiB by default, at least 1 MiB.
+    /// As `?memory=64MB` does in the URL.
     ///
-    /// It is divided among all partitions of the group's topics, of which each keeps at most 8 MiB in its queue, and 1 MiB of
-    /// a fetch on top of that. Below 64 KiB for a partition it isn't divided further, and a record that is larger than its share is delivered all
-    /// the same. `queued.max.messages.kbytes`, `fetch.message.max.bytes` and `fetch.max.bytes` have precedence where they are set.
+    /// It is divided among all partitions of the group's topics; each keeps at most 8 MiB in its queue, and 1 MiB of a
+    /// fetch on top of that, and at least 64 KiB in all. A record that is larger than its partition's share is
+    /// delivered all the same. `queued.max.messages.kbytes`, `fetch.message.max.bytes` and `fetch.max.bytes` have
+    /// precedence where they are set.
     ///
     /// ```
     /// let kafka = inbox_runtime::Kafka::new("one.example:9092").memory(16 << 20);
     /// ```
     #[must_use]
-    pub fn memory(mut self, bytes: u64) -> Self {
-        self.settings.set_memory(bytes);
-        self.shared = Arc::default();
-        self
+    pub fn memory(self, bytes: u64) -> Self {
+        self.set(|options| options.set_memory(bytes))
     }
 
-    /// Makes the topic of a subject with so many partitions, as many replicas as the brokers' default, and their other
-    /// defaults, when this is first used, if it isn't there. One that is there stays as it is.
+    /// Creates the topic of a subject on first use, if it doesn't exist, with that many partitions and the brokers'
+    /// defaults for replicas and settings. An existing topic stays as it is.
     #[must_use]
-    pub fn create_topic(mut self, subject: impl Into<String>, partitions: u16) -> Self {
-        self.settings.topics.push((subject.into(), i32::from(partitions)));
-        self.shared = Arc::default();
-        self
+    pub fn create_topic(self, subject: impl Into<String>, partitions: u16) -> Self {
+        self.set(|options| options.topics.push((subject.into(), i32::from(partitions))))
     }
 
-    /// Lets a function make the tokens for SASL OAUTHBEARER, which needs the feature `kafka-ssl`. It is called when a client
-    /// connects first, and again after 80 % of a token's lifetime; each client has a token of its own. It may take ten seconds. An
-    /// error is shown in health and in the error of [`publish`](Self::publish), and ten seconds later it is called again.
+    /// Sets the function that returns tokens for SASL OAUTHBEARER, which needs the feature `kafka-ssl`. It is called
+    /// when a client first connects, and again after 80 % of a token's lifetime; each client has a token of its own. It
+    /// may take ten seconds. An error is shown in health and in the error of [`publish`](Self::publish), and the
+    /// function is called again ten seconds later.
     ///
-    /// It sets `sasl.mechanism` to `OAUTHBEARER` and, unless it is set, `security.protocol` to `sasl_ssl`.
+    /// Sets `sasl.mechanism` to `OAUTHBEARER` and, unless it is set, `security.protocol` to `sasl_ssl`.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -241,152 +248,142 @@ impl Kafka {
     /// });
     /// ```
     #[must_use]
-    pub fn oauth_token<F, Fut, E>(mut self, token: F) -> Self
+    pub fn oauth_token<F, Fut, E>(self, token: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<OauthToken, E>> + Send + 'static,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        self.settings.token = Some(Token::new(token));
-        self.shared = Arc::default();
-        self
+        self.set(|options| options.token = Some(TokenFunction::new(token)))
     }
 
-    /// Publishes a message; returns when every replica that must have it does. The key, if there is one, decides on the
+    /// Publishes a message; returns when all in-sync replicas have it. The key, if there is one, decides on the
     /// partition.
     ///
     /// # Errors
     ///
-    /// [`BrokerError::Refused`] when the brokers don't take this message and never will: it is too large, its subject is none
-    /// to publish to, the right to write to the topic is missing. [`BrokerError::NotNow`] when its topic can't have it now: it
-    /// isn't there, which is known after 10 s (`topic.metadata.propagation.max.ms`), a partition has no leader, too few replicas are in
-    /// sync. [`BrokerError::Unavailable`] when no broker answers within 30 s (`message.timeout.ms`), with the cause.
-    /// [`BrokerError::Invalid`] when a setting can't be used.
+    /// [`BrokerError::Refused`] when the brokers don't accept this message and never will: it is too large, its subject
+    /// is not one to publish to, the permission to write to the topic is missing. [`BrokerError::NotNow`] when its
+    /// topic can't accept it now: it doesn't exist, which is known after 10 s (`topic.metadata.propagation.max.ms`), a
+    /// partition has no leader, too few replicas are in sync. [`BrokerError::Unavailable`] when no broker answers
+    /// within 30 s (`message.timeout.ms`), with the cause. [`BrokerError::Invalid`] when an option is invalid.
     ///
     /// # Cancel safety
     ///
     /// Dropped half-way, the message is either published or not.
     pub async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
-        names::check_publish_subject(&message.subject)
+        subject_rules::check_publish_subject(&message.subject)
             .map_err(|message| BrokerError::Refused { message, source: None })?;
         self.check()?;
-        self.shared.make_topics(&self.settings).await?;
-        publish::publish(&self.shared.producers, &self.settings, message).await
+        self.ensure_topics().await?;
+        publish::publish(&self.shared.producer, &self.options, message).await
     }
 
-    /// Not public API: puts the clock of what waits forward, for tests.
+    /// Creates the missing topics, once.
+    async fn ensure_topics(&self) -> Result<(), BrokerError> {
+        let create = || create_topics::create_topics(&self.options);
+        self.shared.topics_created.get_or_try_init(create).await.copied()
+    }
+
+    /// Not public API: advances the clock of redelivery delays, for tests.
     #[doc(hidden)]
     pub fn advance_clock(&self, by: Duration) {
         self.shared.clock.advance(by);
-        for group in self.shared.groups() {
-            group.wake_all();
+        for group in self.shared.groups.running() {
+            group.subscriptions.wake_all();
         }
     }
 
-    /// Not public API: waits until every offset of what was acknowledged in a group is committed, and tells how many
-    /// records of it are out or wait. For tests.
+    /// Not public API: waits until all acknowledged offsets of a group are committed, and returns how many of its
+    /// records are in flight or back off. For tests.
     #[doc(hidden)]
-    pub async fn in_hand(&self, group: &str) -> usize {
-        let id = format!("{}{group}", self.settings.prefix);
-        let mut in_hand = 0;
-        for group in self.shared.groups().into_iter().filter(|group| group.id == id) {
-            group.rest().await;
-            in_hand += group.in_hand();
+    pub async fn unsettled(&self, group: &str) -> usize {
+        let id = self.group_id(group);
+        let mut unsettled = 0;
+        for group in self.shared.groups.running() {
+            if group.id() == id {
+                group.wait_committed().await;
+                unsettled += group.unsettled();
+            }
         }
-        in_hand
+        unsettled
     }
 
-    /// Makes the consumer of a group with its two threads.
-    fn start(&self, id: &str, lines: Vec<Line>) -> Result<Arc<Group>, BrokerError> {
-        let failed = |error: &dyn std::fmt::Display| {
-            BrokerError::Invalid(format!("the consumer of the group `{id}` can't be made: {error}"))
-        };
-        let group = Arc::new(Group::new(
-            id.to_owned(),
-            self.settings.prefix.clone(),
-            lines,
-            self.shared.clone(),
-        ));
-        group.wait(consumer::JOINING, "it has not been joined yet");
-        let (polled, committed, settings) = (group.clone(), group.clone(), self.settings.on_this_runtime());
-        let thread = |name: &str| std::thread::Builder::new().name(format!("kafka-{name}"));
-        thread("commit")
-            .spawn(move || commit::run(&committed))
-            .map_err(|error| failed(&error))?;
-        thread("poll")
-            .spawn(move || consumer::run(&polled, &settings))
-            .map_err(|error| failed(&error))?;
-        if self.shared.looks.set(()).is_ok() {
-            look::begin(&self.shared).map_err(|error| failed(&error))?;
-        }
-        let mut groups = self.shared.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        groups.retain(|group| group.strong_count() > 0);
-        groups.push(Arc::downgrade(&group));
-        Ok(group)
+    /// Kafka's `group.id` of a handler's group.
+    fn group_id(&self, group: &str) -> String {
+        format!("{}{group}", self.options.prefix)
     }
 }
 
 impl Broker for Kafka {
     type Source = KafkaSource;
 
-    /// Asks nobody, so that it also works while the brokers can't be reached.
+    /// Asks no broker, so that it works while none can be reached.
     async fn describe(&self) -> Result<String, BrokerError> {
         self.check()?;
         let (_, version) = rdkafka::util::get_rdkafka_version();
-        Ok(format!("Kafka at {} (librdkafka {version})", self.settings.brokers))
+        Ok(format!("Kafka at {} (librdkafka {version})", self.options.brokers))
     }
 
     /// Waits until the groups are joined, but no longer than five seconds.
     async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
         self.check()?;
-        if let Err(error) = self.shared.make_topics(&self.settings).await {
-            tracing::warn!(%error, "the topics could not be made");
+        if let Err(error) = self.ensure_topics().await {
+            tracing::warn!(%error, "the topics could not be created");
         }
         header_names::check(cfg!(panic = "abort")).map_err(BrokerError::Invalid)?;
         header_names::shield_hook();
-        let mut lines: BTreeMap<String, Vec<Line>> = BTreeMap::new();
+        let mut by_group: BTreeMap<String, Vec<TopicSubscription>> = BTreeMap::new();
         let mut places = Vec::with_capacity(subscriptions.len());
         for subscription in &subscriptions {
-            names::check_group(&subscription.group).map_err(BrokerError::Invalid)?;
-            names::check_subject(&subscription.subject).map_err(BrokerError::Invalid)?;
-            if let StartPosition::Sequence(sequence) = subscription.start {
-                return Err(BrokerError::Invalid(format!(
-                    "`start = \"sequence:{sequence}\"` at the handler of `{}`: Kafka numbers the records of each partition by \
-                     itself; write `start = \"first\"`, `start = \"new\"`, or a time as in `start = \"2026-01-31T00:00:00Z\"`",
-                    subscription.subject
-                )));
-            }
-            let id = format!("{}{}", self.settings.prefix, subscription.group);
-            let lines = lines.entry(id.clone()).or_default();
-            places.push((id, lines.len()));
-            lines.push(Line::new(subscription));
+            check_subscription(subscription)?;
+            let id = self.group_id(&subscription.group);
+            let in_group = by_group.entry(id.clone()).or_default();
+            places.push((id, in_group.len()));
+            in_group.push(TopicSubscription::new(subscription));
         }
         let mut groups = BTreeMap::new();
-        for (id, lines) in lines {
-            let group = self.start(&id, lines)?;
+        for (id, subscriptions) in by_group {
+            let KafkaShared { clock, groups: all, .. } = &*self.shared;
+            let group = start::start_group(all, clock, &self.options, &id, subscriptions)?;
             groups.insert(id, group);
         }
         let sources = places
             .iter()
-            .map(|(id, line)| KafkaSource::new(groups[id].clone(), *line))
+            .map(|(id, index)| KafkaSource::new(groups[id].clone(), *index))
             .collect();
-        let deadline = Instant::now() + JOIN;
-        for group in groups.values() {
-            let mut joined = group.joined.subscribe();
-            if tokio::time::timeout_at(deadline, joined.wait_for(|joined| *joined))
-                .await
-                .is_err()
-            {
-                tracing::warn!(
-                    group = group.id,
-                    "the group is not joined yet; it is as soon as Kafka answers"
-                );
-            }
-        }
+        wait_joined(groups.values()).await;
         Ok(sources)
     }
 
     async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
         Self::publish(self, message).await
+    }
+}
+
+fn check_subscription(subscription: &Subscription) -> Result<(), BrokerError> {
+    subject_rules::check_group(&subscription.group).map_err(BrokerError::Invalid)?;
+    subject_rules::check_subject(&subscription.subject).map_err(BrokerError::Invalid)?;
+    let StartPosition::Sequence(sequence) = subscription.start else {
+        return Ok(());
+    };
+    Err(BrokerError::Invalid(format!(
+        "`start = \"sequence:{sequence}\"` at the handler of `{}`: in Kafka each partition has its own offsets; write \
+         `start = \"first\"`, `start = \"new\"`, or a time as in `start = \"2026-01-31T00:00:00Z\"`",
+        subscription.subject
+    )))
+}
+
+async fn wait_joined(groups: impl Iterator<Item = &Arc<Group>>) {
+    let deadline = Instant::now() + JOIN_TIMEOUT;
+    for group in groups {
+        let mut joined = group.joined.subscribe();
+        let joined = tokio::time::timeout_at(deadline, joined.wait_for(|joined| *joined)).await;
+        if joined.is_err() {
+            tracing::warn!(
+                group = group.id(),
+                "the group is not joined yet; it will be when Kafka answers"
+            );
+        }
     }
 }

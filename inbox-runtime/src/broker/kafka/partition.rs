@@ -1,4 +1,4 @@
-//! One partition that is ours: the record in hand, what comes behind it, and how far it is done.
+//! One assigned partition: the record being handled, the ones before it in the queue, and the progress.
 
 use std::{
     collections::VecDeque,
@@ -14,390 +14,394 @@ use rdkafka::{
     consumer::base_consumer::PartitionQueue,
     error::{KafkaError, RDKafkaErrorCode},
 };
-use tokio::sync::Notify;
 
 use super::{
-    consumer::Context,
-    group::Client,
-    hand::{Hand, Part, Record},
-    problems,
-    progress::Progress,
+    client::{Client, ConsumerCallbacks},
+    partition_errors,
+    progress::CommitProgress,
     record,
+    slot::{FetchedRecord, Slot},
+    subscriptions::{Subscriptions, TopicSubscription},
+    topic_partition::TopicPartition,
 };
-use crate::{broker::SourceStatus, delivery::Delivery};
+use crate::delivery::Delivery;
 
-/// How many records of a partition, at most, are done and not committed: so many may be repeated by a crash, and so many are
-/// taken for repeated ones, in a row, while those before them are done. A group that begins anew at an old offset isn't slow all
-/// the way then.
-const REREAD: u32 = 2000;
+/// The maximum number of processed and uncommitted records of a partition. A crash redelivers no more than these, so as
+/// many records in a row count as possible redeliveries while they turn out to be processed. Without a limit, a group that
+/// is reset to an old offset would be slow all the way.
+const MAX_UNCOMMITTED: usize = 2000;
 
-/// A partition that was assigned to us.
+/// A partition that is assigned to this member.
 pub(super) struct Partition {
-    /// Tells this assignment from an earlier or later one of the same partition.
+    pub(super) id: TopicPartition,
+    /// Tells this assignment from other ones of the same partition.
     pub(super) epoch: u64,
-    /// Whose it is, of the group's lines.
-    pub(super) line: usize,
-    /// It is being taken away: nothing more is handed out.
+    /// The index of its subscription in the group.
+    pub(super) subscription: usize,
+    /// It is being revoked: no more records are delivered.
     pub(super) revoked: bool,
-    pub(super) progress: Progress,
-    queue: PartitionQueue<Context>,
-    /// Whether there may be something in the queue. Set by librdkafka with its queue locked, so it must not need our lock.
+    pub(super) progress: CommitProgress,
+    queue: PartitionQueue<ConsumerCallbacks>,
+    /// Whether the queue or `requeued` may have a record. Outside our lock: librdkafka sets it with the queue's lock held.
     ready: Arc<AtomicBool>,
-    /// What is not in the queue and comes before it: what came before the queue was ours, and what was given back.
-    strays: VecDeque<Record>,
-    hand: Hand,
-    serials: u64,
-    /// The offset behind the last record that was read, or at first where the group begins, as far as that is known.
-    read_to: Option<i64>,
-    /// When the partition was last seen to begin anew.
-    anew: Option<Instant>,
-    /// Offsets without a record, from the first to the one before the last: nobody has looked yet whether there was one.
+    /// Records to deliver before those in the queue: polled before the partition had a queue of its own, or prefetched
+    /// and released.
+    requeued: VecDeque<FetchedRecord>,
+    slot: Slot,
+    last_serial: u64,
+    /// The offset after the last fetched record, or the group's start; `None` if unknown.
+    next_offset: Option<i64>,
+    /// When the topic was last found to be recreated.
+    recreated_at: Option<Instant>,
+    /// A range of offsets without records, the second one exclusive, that is not yet checked against the oldest record.
     gap: Option<(i64, i64)>,
-    /// The end of the partition that librdkafka has seen, with nothing before it that isn't done.
+    /// The partition's end, if everything before it is processed.
     end: Option<i64>,
-    /// The next record may have been handled before: nobody counts deliveries, so the first one counts as such.
+    /// Whether the next record may be a redelivery: Kafka doesn't count deliveries, so the first one counts as one.
     redelivered: bool,
-    /// How many records in a row may have been handled before, and were done in the end.
-    reread: u32,
-    /// Its end was seen, or a record.
-    looked_at: bool,
-    /// Records can't be fetched, and no end will be told when they can again.
-    broken: bool,
+    /// How many records in a row counted as redeliveries and turned out to be processed.
+    redeliveries: usize,
+    /// Whether a record or the partition's end was fetched.
+    has_fetched: bool,
+    /// Whether fetching fails. librdkafka reports no end of partition after that until it fetches anew.
+    fetch_failing: bool,
 }
 
 impl Partition {
-    /// Takes over a partition's queue. `committed` is the group's place, if the broker has one. `None` if librdkafka doesn't
-    /// know the partition.
+    /// Takes over a partition's queue. `committed` is the group's committed offset. `None` if librdkafka doesn't know
+    /// the partition.
     pub(super) fn new(
         client: &Arc<Client>,
-        part: &Part,
-        line: usize,
+        id: TopicPartition,
         epoch: u64,
+        (index, subscription): (usize, &TopicSubscription),
         committed: Option<i64>,
-        wake: Arc<Notify>,
     ) -> Option<Self> {
-        let mut queue = client.split_partition_queue(&part.topic, part.number)?;
+        let mut queue = client.split_partition_queue(&id.topic, id.partition)?;
         let ready = Arc::new(AtomicBool::new(true));
-        let filled = ready.clone();
+        let (is_ready, wake) = (ready.clone(), subscription.wake.clone());
         queue.set_nonempty_callback(move || {
-            filled.store(true, Ordering::Release);
+            is_ready.store(true, Ordering::Release);
             wake.notify_one();
         });
         Some(Self {
+            id,
             epoch,
-            line,
+            subscription: index,
             revoked: false,
-            progress: committed.map(Progress::known).unwrap_or_default(),
+            progress: committed.map(CommitProgress::committed_at).unwrap_or_default(),
             queue,
             ready,
-            strays: VecDeque::new(),
-            hand: Hand::Empty,
-            serials: 0,
-            read_to: committed,
-            anew: None,
+            requeued: VecDeque::new(),
+            slot: Slot::Free,
+            last_serial: 0,
+            next_offset: committed,
+            recreated_at: None,
             gap: None,
             end: None,
             redelivered: true,
-            reread: 0,
-            looked_at: false,
-            broken: false,
+            redeliveries: 0,
+            has_fetched: false,
+            fetch_failing: false,
         })
     }
 
-    /// The group begins at this offset.
-    pub(super) fn begin_at(&mut self, offset: i64) {
-        self.progress.pass(offset);
-        self.read_to = Some(offset);
+    /// Sets the offset at which the group starts.
+    pub(super) fn start_at(&mut self, offset: i64) {
+        self.progress.skip_to(offset);
+        self.next_offset = Some(offset);
     }
 
-    /// A record that came before the queue was ours.
-    pub(super) fn stray(&mut self, offset: i64, delivery: Delivery) {
-        let record = self.read(offset, delivery);
-        self.strays.push_back(record);
+    /// Adds a record that was polled before the partition had a queue of its own.
+    pub(super) fn requeue_polled(&mut self, offset: i64, delivery: Delivery) {
+        let record = self.record_fetched(offset, delivery);
+        self.requeued.push_back(record);
         self.ready.store(true, Ordering::Release);
     }
 
-    pub(super) fn looked_at(&self) -> bool {
-        self.looked_at
+    pub(super) fn has_fetched(&self) -> bool {
+        self.has_fetched
     }
 
-    pub(super) fn is_out(&self) -> bool {
-        matches!(self.hand, Hand::Out { .. })
+    pub(super) fn is_in_flight(&self) -> bool {
+        matches!(self.slot, Slot::InFlight { .. })
     }
 
-    pub(super) fn is_in_hand(&self) -> bool {
-        !matches!(self.hand, Hand::Empty)
+    /// Whether a record is being handled or backs off.
+    pub(super) fn is_occupied(&self) -> bool {
+        !matches!(self.slot, Slot::Free)
     }
 
-    /// When the record that waits is due.
-    pub(super) fn due(&self) -> Option<Instant> {
-        match &self.hand {
-            Hand::Back { until, .. } if !self.revoked => Some(*until),
+    /// When the record that backs off is redelivered.
+    pub(super) fn redelivery_at(&self) -> Option<Instant> {
+        match &self.slot {
+            Slot::Backoff { until, .. } if !self.revoked => Some(*until),
             _ => None,
         }
     }
 
-    /// Takes the next record in hand, if there is one and it may be.
-    pub(super) fn take(&mut self, part: &Part, now: Instant, prefix: &str, status: &SourceStatus) -> Option<Record> {
-        if self.revoked || self.is_far_ahead() {
+    /// Delivers the next record, if there is one and the slot is free.
+    pub(super) fn deliver(&mut self, now: Instant, subscriptions: &Subscriptions) -> Option<FetchedRecord> {
+        if self.revoked || self.is_at_uncommitted_limit() {
             return None;
         }
-        let mut record = match std::mem::replace(&mut self.hand, Hand::Empty) {
-            Hand::Back { record, until } if until <= now => {
-                if !self.broken {
-                    status.clear_blocked(&part.name());
+        let mut record = match std::mem::replace(&mut self.slot, Slot::Free) {
+            Slot::Backoff { record, until } if until <= now => {
+                if !self.fetch_failing {
+                    subscriptions[self.subscription].clear_blocked(&self.id.to_string());
                 }
                 self.redelivered = true;
                 record
             }
-            Hand::Empty => self.next(part, prefix, status)?,
-            hand => {
-                self.hand = hand;
+            Slot::Free => self.fetch(subscriptions)?,
+            slot => {
+                self.slot = slot;
                 return None;
             }
         };
         record.delivery.redelivered = std::mem::take(&mut self.redelivered);
-        self.hand = Hand::Out {
+        self.slot = Slot::InFlight {
             record: record.clone(),
-            behind: None,
+            prefetched: None,
         };
         Some(record)
     }
 
-    /// Takes the record behind the one that is out, for the same hands.
-    pub(super) fn take_behind(
-        &mut self,
-        serial: u64,
-        part: &Part,
-        prefix: &str,
-        status: &SourceStatus,
-    ) -> Option<Record> {
-        // Whether the next one may have been handled before depends on what becomes of this one.
-        let free = |hand: &Hand| {
-            matches!(hand, Hand::Out { record, behind: None }
-                if record.serial == serial && !record.delivery.redelivered)
-        };
-        if self.revoked || self.is_far_ahead() || !free(&self.hand) {
+    /// Prefetches the record after the one in flight, for the same worker.
+    pub(super) fn prefetch(&mut self, serial: u64, subscriptions: &Subscriptions) -> Option<FetchedRecord> {
+        // After a possible redelivery, whether the next record may be one too depends on how this one is settled.
+        let can_prefetch = matches!(&self.slot, Slot::InFlight { record, prefetched: None }
+            if record.serial == serial && !record.delivery.redelivered);
+        if self.revoked || self.is_at_uncommitted_limit() || !can_prefetch {
             return None;
         }
-        let next = self.next(part, prefix, status)?;
-        if let Hand::Out { behind, .. } = &mut self.hand {
-            *behind = Some(next.clone());
+        let next = self.fetch(subscriptions)?;
+        if let Slot::InFlight { prefetched, .. } = &mut self.slot {
+            *prefetched = Some(next.clone());
         }
         Some(next)
     }
 
-    /// So much is done and not committed that a commit should not wait for its time.
-    pub(super) fn is_ahead(&self) -> bool {
-        self.progress.unconfirmed() >= REREAD as usize / 2
+    /// Whether so many records are uncommitted that a commit should not wait for its interval.
+    pub(super) fn should_commit_now(&self) -> bool {
+        self.progress.unconfirmed() >= MAX_UNCOMMITTED / 2
     }
 
-    /// So much is done and not committed that a process that dies now would repeat more than the next one takes for repeated.
-    fn is_far_ahead(&self) -> bool {
-        self.progress.unconfirmed() >= REREAD as usize
+    /// Whether a crash now would redeliver as many records as the next process takes for redeliveries.
+    fn is_at_uncommitted_limit(&self) -> bool {
+        self.progress.unconfirmed() >= MAX_UNCOMMITTED
     }
 
-    /// The next record of the queue.
-    fn next(&mut self, part: &Part, prefix: &str, status: &SourceStatus) -> Option<Record> {
-        // Before the look, or what happens between the look and this would be missed.
+    /// The next record, requeued or from the queue.
+    fn fetch(&mut self, subscriptions: &Subscriptions) -> Option<FetchedRecord> {
+        // Cleared before the queue is polled, or a record that arrives in between would be missed.
         if !self.ready.swap(false, Ordering::AcqRel) {
             return None;
         }
-        if let Some(record) = self.strays.pop_front() {
+        if let Some(record) = self.requeued.pop_front() {
             self.ready.store(true, Ordering::Release);
             return Some(record);
         }
+        let subscription = &subscriptions[self.subscription];
         loop {
             match self.queue.poll(Duration::ZERO)? {
                 Ok(record) => {
                     self.ready.store(true, Ordering::Release);
-                    let (offset, delivery) = (record.offset(), record::delivery(&record, prefix));
+                    let (offset, delivery) = (record.offset(), record::delivery(&record, &subscriptions.prefix));
                     drop(record);
-                    self.look(part, status);
-                    return Some(self.read(offset, delivery));
+                    self.fetch_succeeded(subscription);
+                    return Some(self.record_fetched(offset, delivery));
                 }
-                Err(KafkaError::PartitionEOF(_)) => self.look(part, status),
-                Err(error) => self.fetch_failed(part, &error, status),
+                Err(KafkaError::PartitionEOF(_)) => self.fetch_succeeded(subscription),
+                Err(error) => self.fetch_failed(&error, subscription),
             }
         }
     }
 
-    /// librdkafka tries again by itself. Until a record comes the partition stands still, which must show.
-    fn fetch_failed(&mut self, part: &Part, error: &KafkaError, status: &SourceStatus) {
-        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnknownTopicOrPartition) {
-            // If it is there again, it is another one.
-            self.begin_anew();
+    fn fetch_succeeded(&mut self, subscription: &TopicSubscription) {
+        self.fetch_failing = false;
+        if !std::mem::replace(&mut self.has_fetched, true) {
+            subscription.clear_blocked(&self.id.to_string());
         }
-        self.looked_at = false;
-        self.broken = true;
-        tracing::warn!(partition = part.name(), %error, "no records can be fetched from a partition");
-        status.set_blocked(part.name(), problems::fetch(&part.topic, error));
     }
 
-    /// Notes that a record was read: where it stands tells whether others are missing, or the partition was made anew.
-    fn read(&mut self, offset: i64, delivery: Delivery) -> Record {
-        match self.read_to {
-            Some(expected) if offset < expected => self.begin_anew(),
+    /// librdkafka retries by itself; health shows that the partition is blocked meanwhile.
+    fn fetch_failed(&mut self, error: &KafkaError, subscription: &TopicSubscription) {
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnknownTopicOrPartition) {
+            // If the topic exists again, it is a new one.
+            self.begin_incarnation();
+        }
+        self.has_fetched = false;
+        self.fetch_failing = true;
+        tracing::warn!(partition = %self.id, %error, "no records can be fetched from a partition");
+        subscription.set_blocked(
+            self.id.to_string(),
+            partition_errors::fetch_failed(&self.id.topic, error),
+        );
+    }
+
+    /// Notes that a record was fetched. Its offset shows whether others are missing, or the topic was recreated.
+    fn record_fetched(&mut self, offset: i64, delivery: Delivery) -> FetchedRecord {
+        match self.next_offset {
+            Some(expected) if offset < expected => self.begin_incarnation(),
             Some(expected) if offset > expected => self.gap = Some((expected, offset)),
             _ => {}
         }
-        if self.read_to.is_none() && self.progress.incarnation() > 0 {
-            // Where it begins is to be committed, in place of what the old one had.
-            self.progress.pass(offset);
+        if self.next_offset.is_none() && self.progress.incarnation() > 0 {
+            // Commits the new start in place of the old topic's offset.
+            self.progress.skip_to(offset);
         }
-        self.read_to = Some(offset + 1);
+        self.next_offset = Some(offset + 1);
         self.end = None;
-        self.serials += 1;
-        Record {
-            serial: self.serials,
+        self.last_serial += 1;
+        FetchedRecord {
+            serial: self.last_serial,
             incarnation: self.progress.incarnation(),
             offset,
             delivery,
         }
     }
 
-    /// The topic was made anew: what was read of the old one says nothing about it.
-    pub(super) fn begin_anew(&mut self) {
-        self.progress.begin_anew();
-        self.anew = Some(Instant::now());
-        self.looked_at = false;
-        self.read_to = None;
+    /// The topic was recreated: the offsets of the old one mean nothing.
+    pub(super) fn begin_incarnation(&mut self) {
+        self.progress.begin_incarnation();
+        self.recreated_at = Some(Instant::now());
+        self.has_fetched = false;
+        self.next_offset = None;
         self.gap = None;
         self.end = None;
     }
 
-    /// The topic has another id since then. Returns whether the partition must be read from its beginning, which nobody has
-    /// noticed by its records yet.
-    pub(super) fn made_anew(&mut self, since: Instant) -> bool {
-        if self.anew.is_some_and(|anew| anew >= since) {
+    /// The topic got another id at `since`. Returns whether the partition must be read from its beginning: not if its
+    /// records have shown that already.
+    pub(super) fn mark_recreated(&mut self, since: Instant) -> bool {
+        if self.recreated_at.is_some_and(|recreated_at| recreated_at >= since) {
             return false;
         }
-        self.begin_anew();
-        // What was committed of the old one may have come too late, and be taken for the new one's.
-        self.progress.pass(0);
-        self.strays.clear();
+        self.begin_incarnation();
+        // A late commit of the old topic's offset may have been applied to the new one.
+        self.progress.skip_to(0);
+        self.requeued.clear();
         true
     }
 
-    /// It was looked at: whatever was wrong with it has passed.
-    fn look(&mut self, part: &Part, status: &SourceStatus) {
-        self.broken = false;
-        if !std::mem::replace(&mut self.looked_at, true) {
-            status.clear_blocked(&part.name());
-        }
+    /// The offset to seek to so that librdkafka reports when a failing fetch works again.
+    pub(super) fn refetch_offset(&self) -> Option<i64> {
+        self.next_offset.filter(|_| self.fetch_failing && self.is_idle())
     }
 
-    /// From where it must be fetched again, so that librdkafka tells when that works.
-    pub(super) fn broken_at(&self) -> Option<i64> {
-        self.read_to.filter(|_| self.broken && self.is_idle())
-    }
-
-    /// Nothing is in hand, and everything that was read is done.
+    /// Whether everything that was fetched is processed.
     fn is_idle(&self) -> bool {
-        !self.revoked && self.strays.is_empty() && matches!(self.hand, Hand::Empty)
+        !self.revoked && self.requeued.is_empty() && matches!(self.slot, Slot::Free)
     }
 
-    /// librdkafka has seen the partition's end at that offset, and has nothing before it in its queue.
-    pub(super) fn saw_end(&mut self, offset: i64) {
-        let behind = self.read_to.is_none_or(|read_to| read_to <= offset);
-        self.end = (behind && self.looked_at && self.is_idle()).then_some(offset);
+    /// librdkafka has seen the partition's end at that offset, and its queue is empty.
+    pub(super) fn record_end(&mut self, offset: i64) {
+        let is_ahead = self.next_offset.is_none_or(|next| next <= offset);
+        self.end = (is_ahead && self.has_fetched && self.is_idle()).then_some(offset);
     }
 
-    /// The partition ends there, as the broker says, and its oldest record has that offset. Behind the last record there may be
-    /// some of transactions, which are no messages: they are done too. Returns how many records were removed before they were
-    /// read.
-    pub(super) fn rest(&mut self, first: i64, end: i64) -> i64 {
+    /// Compares the progress with the offsets of the oldest record and the end, as the broker reports them. If
+    /// everything is processed, skips to the end: records of transactions may come last, which are no messages. Returns
+    /// how many records were removed before they were fetched.
+    pub(super) fn check_bounds(&mut self, first: i64, end: i64) -> i64 {
         let at_end = self.end == Some(end) && self.is_idle();
         let gap = match self.gap.take() {
-            None if at_end => self.read_to.map(|read_to| (read_to, end)),
+            None if at_end => self.next_offset.map(|next| (next, end)),
             gap => gap,
         };
         if at_end {
-            self.progress.pass(end);
-            self.read_to = Some(end);
+            self.progress.skip_to(end);
+            self.next_offset = Some(end);
         }
         gap.map_or(0, |(from, to)| first.min(to).saturating_sub(from).max(0))
     }
 
-    /// Whether that record is out.
-    pub(super) fn has_out(&self, serial: u64) -> bool {
-        matches!(&self.hand, Hand::Out { record, .. } if record.serial == serial)
+    /// Whether that record is in flight.
+    pub(super) fn has_in_flight(&self, serial: u64) -> bool {
+        matches!(&self.slot, Slot::InFlight { record, .. } if record.serial == serial)
     }
 
-    /// Whether that record is out, or the next one behind the one that is.
+    /// Whether that record is in flight or prefetched.
     pub(super) fn holds(&self, serial: u64) -> bool {
-        match &self.hand {
-            Hand::Out { record, behind } => {
-                record.serial == serial || behind.as_ref().is_some_and(|behind| behind.serial == serial)
+        match &self.slot {
+            Slot::InFlight { record, prefetched } => {
+                record.serial == serial || prefetched.as_ref().is_some_and(|next| next.serial == serial)
             }
             _ => false,
         }
     }
 
-    /// The record that is out was done when it was read, or may have been. Where it was taken for one that may have been read
-    /// before, the next one may have been as well.
-    pub(super) fn was_done(&mut self, serial: u64) {
-        let Hand::Out { record, behind: None } = &self.hand else {
+    /// The record in flight had been processed before. If it counted as a possible redelivery, so does the next one.
+    pub(super) fn mark_duplicate(&mut self, serial: u64) {
+        let Slot::InFlight {
+            record,
+            prefetched: None,
+        } = &self.slot
+        else {
             return;
         };
-        if record.serial == serial && record.delivery.redelivered && self.reread < REREAD {
-            self.reread += 1;
+        if record.serial == serial && record.delivery.redelivered && self.redeliveries < MAX_UNCOMMITTED {
+            self.redeliveries += 1;
             self.redelivered = true;
         }
     }
 
-    /// The record that is out is done, and the one behind it, if that is in hand, comes in its place.
-    pub(super) fn done(&mut self) {
-        let hand = std::mem::replace(&mut self.hand, Hand::Empty);
-        let Hand::Out { record, behind } = hand else {
-            self.hand = hand;
+    /// The record in flight is acknowledged; the prefetched one takes its slot.
+    pub(super) fn ack(&mut self) {
+        let slot = std::mem::replace(&mut self.slot, Slot::Free);
+        let Slot::InFlight { record, prefetched } = slot else {
+            self.slot = slot;
             return;
         };
-        if let Some(record) = behind {
-            self.hand = Hand::Out { record, behind: None };
+        if let Some(next) = prefetched {
+            self.slot = Slot::InFlight {
+                record: next,
+                prefetched: None,
+            };
         }
         if record.incarnation == self.progress.incarnation() {
-            self.progress.finish(record.offset);
+            self.progress.record_ack(record.offset);
         }
     }
 
-    /// The record that is out is to be committed before it counts as done. Returns whether it can be: the partition may have been
-    /// made anew meanwhile.
-    pub(super) fn confirm(&mut self) -> bool {
-        match &self.hand {
-            Hand::Out { record, .. } if record.incarnation == self.progress.incarnation() => {
-                self.progress.confirm(record.offset);
+    /// The record in flight is to be committed before it counts as acknowledged. Returns whether that is possible: not
+    /// if the topic was recreated meanwhile.
+    pub(super) fn begin_confirm(&mut self) -> bool {
+        match &self.slot {
+            Slot::InFlight { record, .. } if record.incarnation == self.progress.incarnation() => {
+                self.progress.begin_confirm(record.offset);
                 true
             }
             _ => false,
         }
     }
 
-    /// The record that is out waits for its next turn, and what is behind it too.
-    pub(super) fn back(&mut self, until: Instant) {
-        self.hand = match std::mem::replace(&mut self.hand, Hand::Empty) {
-            Hand::Out { record, behind } => {
-                self.put_back(behind);
-                Hand::Back { record, until }
+    /// The record in flight backs off; the prefetched one is requeued.
+    pub(super) fn back_off(&mut self, until: Instant) {
+        self.slot = match std::mem::replace(&mut self.slot, Slot::Free) {
+            Slot::InFlight { record, prefetched } => {
+                self.requeue(prefetched);
+                Slot::Backoff { record, until }
             }
-            hand => hand,
+            slot => slot,
         };
     }
 
-    /// The record behind the one that is out is given back before it had its turn. Returns whether it is that one.
-    pub(super) fn back_behind(&mut self, serial: u64) -> bool {
-        let Hand::Out { behind, .. } = &mut self.hand else {
+    /// Releases the prefetched record, if it is that one. Returns whether it was.
+    pub(super) fn release_prefetched(&mut self, serial: u64) -> bool {
+        let Slot::InFlight { prefetched, .. } = &mut self.slot else {
             return false;
         };
-        let behind = behind.take_if(|behind| behind.serial == serial);
-        let is_it = behind.is_some();
-        self.put_back(behind);
-        is_it
+        let released = prefetched.take_if(|next| next.serial == serial);
+        let was_released = released.is_some();
+        self.requeue(released);
+        was_released
     }
 
-    fn put_back(&mut self, behind: Option<Record>) {
-        if let Some(behind) = behind {
-            self.strays.push_front(behind);
+    fn requeue(&mut self, record: Option<FetchedRecord>) {
+        if let Some(record) = record {
+            self.requeued.push_front(record);
             self.ready.store(true, Ordering::Release);
         }
     }

@@ -1,97 +1,97 @@
-//! How far a partition is done, and how much of that the broker has confirmed.
+//! How far a partition is processed, and how much of that is committed.
 
 use std::{collections::VecDeque, time::Instant};
 
-/// How far a partition is done: offsets of the next record.
+/// The processed and the committed offset of a partition. As in Kafka, each is the offset of the *next* record.
 ///
-/// A topic that is deleted and made anew begins at offset 0 again, and what was done of the old one says nothing about the new one.
-/// So progress belongs to one *incarnation* of the partition, which are counted in the order in which they were seen.
+/// A topic that is deleted and recreated starts at offset 0 again, and the old progress says nothing about the new
+/// topic. Progress therefore belongs to one *incarnation* of the partition; they are numbered in the order in which
+/// they were seen.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct CommitProgress {
     incarnation: u32,
-    /// By what was acknowledged.
-    done: Option<i64>,
-    /// By an acknowledgement that must be confirmed before it counts.
+    /// Up to what was acknowledged.
+    processed: Option<i64>,
+    /// Up to an acknowledgement that counts only once it is committed.
     confirming: Option<i64>,
-    /// By what the broker has confirmed.
+    /// Up to what the broker has confirmed.
     committed: Option<i64>,
-    /// The offsets that were acknowledged and that the broker hasn't confirmed, in order.
+    /// Acknowledged offsets that the broker hasn't confirmed, in order.
     unconfirmed: VecDeque<i64>,
-    /// The broker has refused the last commit: since when, and until when it is not tried again.
+    /// The last commit was refused: since when, and until when it is not retried.
     refused: Option<(Instant, Instant)>,
 }
 
-impl Progress {
-    /// The broker knows the group's place: it was committed before the partition was ours.
-    pub(super) fn known(offset: i64) -> Self {
+impl CommitProgress {
+    /// A partition with a committed offset.
+    pub(super) fn committed_at(offset: i64) -> Self {
         Self {
             committed: Some(offset),
             ..Self::default()
         }
     }
 
-    /// What is to be committed, if that is more than what is.
-    pub(super) fn due(&self) -> Option<i64> {
-        self.done
+    /// The offset to commit, if it is ahead of the committed one.
+    pub(super) fn uncommitted(&self) -> Option<i64> {
+        self.processed
             .max(self.confirming)
             .filter(|&offset| Some(offset) > self.committed)
     }
 
-    /// The same, unless the broker refused it just now.
+    /// The same, unless a refused commit is not to be retried yet.
     pub(super) fn due_at(&self, now: Instant) -> Option<i64> {
-        self.due()
+        self.uncommitted()
             .filter(|_| self.refused.is_none_or(|(_, until)| until <= now))
     }
 
-    /// Until when nothing is committed, since the broker has refused it.
-    pub(super) fn not_before(&self) -> Option<Instant> {
-        self.due().and(self.refused).map(|(_, until)| until)
+    /// When a refused commit is retried.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        self.uncommitted().and(self.refused).map(|(_, until)| until)
     }
 
-    /// Which incarnation of the partition it belongs to.
     pub(super) fn incarnation(&self) -> u32 {
         self.incarnation
     }
 
-    /// The broker has confirmed that the record with that offset is done.
-    pub(super) fn has(&self, offset: i64) -> bool {
+    /// Whether the record with that offset is committed.
+    pub(super) fn is_committed(&self, offset: i64) -> bool {
         self.committed.is_some_and(|committed| committed > offset)
     }
 
-    /// Everything before that offset is done, or is nothing to be done: the group begins there, or the broker has no records
-    /// in between.
-    pub(super) fn pass(&mut self, offset: i64) {
-        self.done = self.done.max(Some(offset));
+    /// Everything before that offset is processed, or there is nothing to process: the group starts there, or the
+    /// offsets before it hold no messages.
+    pub(super) fn skip_to(&mut self, offset: i64) {
+        self.processed = self.processed.max(Some(offset));
     }
 
-    /// The record with that offset is done.
-    pub(super) fn finish(&mut self, offset: i64) {
+    /// The record with that offset was acknowledged.
+    pub(super) fn record_ack(&mut self, offset: i64) {
         self.confirming = None;
-        self.done = self.done.max(Some(offset + 1));
-        if !self.has(offset) {
+        self.processed = self.processed.max(Some(offset + 1));
+        if !self.is_committed(offset) {
             self.unconfirmed.push_back(offset);
         }
     }
 
-    /// The record with that offset is to be committed before it counts as done.
-    pub(super) fn confirm(&mut self, offset: i64) {
+    /// The record with that offset is to be committed before it counts as acknowledged.
+    pub(super) fn begin_confirm(&mut self, offset: i64) {
         self.confirming = Some(offset + 1);
     }
 
-    /// That didn't come off.
-    pub(super) fn not_confirmed(&mut self) {
+    /// That commit failed.
+    pub(super) fn cancel_confirm(&mut self) {
         self.confirming = None;
     }
 
-    /// The broker has confirmed that everything before that offset is done.
-    pub(super) fn commit(&mut self, offset: i64) {
+    /// The broker has committed that offset.
+    pub(super) fn record_commit(&mut self, offset: i64) {
         self.refused = None;
         self.committed = self.committed.max(Some(offset));
         while self.unconfirmed.pop_front_if(|first| *first < offset).is_some() {}
     }
 
-    /// The broker has refused to commit, and is asked again at that time. Returns since when it refuses.
-    pub(super) fn refuse(&mut self, now: Instant, until: Instant) -> Instant {
+    /// The broker has refused a commit, which is retried at `until`. Returns since when it refuses.
+    pub(super) fn record_refusal(&mut self, now: Instant, until: Instant) -> Instant {
         let since = self.refused.map_or(now, |(since, _)| since);
         self.refused = Some((since, until));
         since
@@ -102,8 +102,9 @@ impl Progress {
         self.unconfirmed.len()
     }
 
-    /// The partition was made anew. Nothing of it is done, and what was done of the old one can't be committed any more.
-    pub(super) fn begin_anew(&mut self) {
+    /// The topic was recreated: nothing of the new one is processed, and the progress of the old one can't be committed
+    /// any more.
+    pub(super) fn begin_incarnation(&mut self) {
         *self = Self {
             incarnation: self.incarnation + 1,
             ..Self::default()
@@ -117,37 +118,37 @@ mod tests {
 
     #[test]
     fn only_what_is_ahead_of_the_committed_offset_is_due() {
-        let mut progress = Progress::known(5);
-        assert_eq!(progress.due(), None);
-        progress.pass(5);
-        assert_eq!(progress.due(), None);
-        progress.finish(5);
-        assert_eq!((progress.due(), progress.unconfirmed()), (Some(6), 1));
-        progress.commit(6);
-        assert_eq!((progress.due(), progress.unconfirmed()), (None, 0));
-        assert!(progress.has(5) && !progress.has(6));
+        let mut progress = CommitProgress::committed_at(5);
+        assert_eq!(progress.uncommitted(), None);
+        progress.skip_to(5);
+        assert_eq!(progress.uncommitted(), None);
+        progress.record_ack(5);
+        assert_eq!((progress.uncommitted(), progress.unconfirmed()), (Some(6), 1));
+        progress.record_commit(6);
+        assert_eq!((progress.uncommitted(), progress.unconfirmed()), (None, 0));
+        assert!(progress.is_committed(5) && !progress.is_committed(6));
     }
 
     #[test]
-    fn g14_what_the_broker_refused_is_due_again_later() {
+    fn g14_a_refused_commit_is_retried_later() {
         let now = Instant::now();
         let later = now + std::time::Duration::from_secs(1);
-        let mut progress = Progress::default();
-        progress.finish(0);
-        progress.refuse(now, later);
+        let mut progress = CommitProgress::default();
+        progress.record_ack(0);
+        progress.record_refusal(now, later);
         assert_eq!((progress.due_at(now), progress.due_at(later)), (None, Some(1)));
-        progress.commit(1);
-        progress.finish(1);
+        progress.record_commit(1);
+        progress.record_ack(1);
         assert_eq!(progress.due_at(now), Some(2));
     }
 
     #[test]
-    fn g12_a_partition_that_was_made_anew_begins_at_its_first_offset() {
-        let mut progress = Progress::known(40);
-        progress.finish(40);
-        progress.begin_anew();
-        assert_eq!((progress.due(), progress.unconfirmed()), (None, 0));
-        progress.pass(0);
-        assert_eq!((progress.due(), progress.incarnation()), (Some(0), 1));
+    fn g12_a_recreated_partition_starts_at_its_first_offset() {
+        let mut progress = CommitProgress::committed_at(40);
+        progress.record_ack(40);
+        progress.begin_incarnation();
+        assert_eq!((progress.uncommitted(), progress.unconfirmed()), (None, 0));
+        progress.skip_to(0);
+        assert_eq!((progress.uncommitted(), progress.incarnation()), (Some(0), 1));
     }
 }

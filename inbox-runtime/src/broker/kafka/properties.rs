@@ -1,20 +1,20 @@
-//! librdkafka's properties: those that can't be set, the values that would break the guarantee, and the values that may be shown.
+//! librdkafka's properties: our defaults, values that would break the guarantee, and values that may be shown.
 //!
-//! The rules follow librdkafka's `CONFIGURATION.md` from its first line to its last; what is not here is the user's to choose.
+//! The rules cover all of librdkafka's `CONFIGURATION.md`; a property without a rule is the user's choice.
 
-/// What the inbox sets unless it is told otherwise.
+/// The inbox's defaults.
 pub(super) const DEFAULTS: [(&str, &str); 4] = [
-    // New topics and partitions are found within seconds.
+    // Finds new topics and partitions within seconds.
     ("topic.metadata.refresh.interval.ms", "10000"),
-    // What is fetched ahead, for each partition: enough to go on with, and memory that a hundred partitions can have.
+    // Records prefetched per partition; bounds the memory of many partitions.
     ("queued.min.messages", "1000"),
-    // A broker that is back is found within seconds.
+    // Reconnects to a restarted broker within seconds.
     ("reconnect.backoff.max.ms", "2000"),
-    // Health and lag come from them.
+    // Health and lag are computed from the statistics.
     ("statistics.interval.ms", "1000"),
 ];
 
-/// What a consumer of the inbox is, whatever it is told.
+/// Fixed properties of a consumer.
 pub(super) const CONSUMER: [(&str, &str); 5] = [
     ("enable.auto.commit", "false"),
     ("enable.auto.offset.store", "false"),
@@ -23,7 +23,7 @@ pub(super) const CONSUMER: [(&str, &str); 5] = [
     ("isolation.level", "read_committed"),
 ];
 
-/// What a producer of the inbox is, whatever it is told.
+/// Fixed properties of a producer.
 pub(super) const PRODUCER: [(&str, &str); 4] = [
     ("enable.idempotence", "true"),
     ("acks", "all"),
@@ -31,28 +31,27 @@ pub(super) const PRODUCER: [(&str, &str); 4] = [
     ("enable.gapless.guarantee", "false"),
 ];
 
-/// What may be said about a property.
+/// What a property may be set to.
 enum Rule {
-    /// It can't be set at all.
+    /// Nothing.
     Never,
-    /// It can be set to this only, which it is anyway.
+    /// Only these values, which the inbox sets anyway.
     Only(&'static [&'static str]),
-    /// It can be set to anything but this.
+    /// Anything but these values.
     Not(&'static [&'static str]),
-    /// It can be set to a number from this to that.
+    /// A number within these bounds, inclusive.
     Between(i64, i64),
 }
 
 const BROKERS: &str = "the broker's URL names the brokers, as in kafka://one:9092,two:9092";
 const COMMITTED: &str =
-    "an offset is committed after the transaction, and by nothing else, or a crash loses messages; leave it out";
-const CONFIRMED: &str = "what is published is there for good when that is confirmed; leave it out";
-const HEADERS: &str = "without the broker's own version librdkafka speaks that of Kafka 0.10, whose records have no headers: the \
-                       message ids would be missing, and effects doubled; leave it out";
-const FOREVER: &str = "0 is for ever: without brokers a publish would never return; write milliseconds, as in 30000";
-const OWN: &str = "the inbox uses it itself; leave it out";
-const LOG: &str =
-    "librdkafka logs as much as the filter of `tracing` lets through; write RUST_LOG=librdkafka=debug or the like";
+    "offsets are committed after the transaction and in no other way, or a crash loses messages; leave it out";
+const CONFIRMED: &str = "a confirmed publish must be durable; leave it out";
+const HEADERS: &str = "without version negotiation librdkafka uses the protocol of Kafka 0.10, whose records have no headers: message \
+                       ids would be lost, and effects duplicated; leave it out";
+const FOREVER: &str = "0 means forever: without brokers a publish would never return; write milliseconds, as in 30000";
+const OWN: &str = "the inbox sets it; leave it out";
+const LOG: &str = "the `tracing` filter sets librdkafka's log level; write for example RUST_LOG=librdkafka=debug";
 
 /// The rules, each with its reason and what to write instead.
 const RULES: [(&str, Rule, &str); 39] = [
@@ -66,7 +65,7 @@ const RULES: [(&str, Rule, &str); 39] = [
     (
         "group.protocol.type",
         Rule::Only(&["consumer"]),
-        "it is the only one that librdkafka has; leave it out",
+        "librdkafka has no other one; leave it out",
     ),
     ("enable.auto.commit", Rule::Only(&["false"]), COMMITTED),
     ("auto.commit.enable", Rule::Only(&["false"]), COMMITTED),
@@ -78,12 +77,12 @@ const RULES: [(&str, Rule, &str); 39] = [
     (
         "auto.offset.reset",
         Rule::Never,
-        "a group begins where its handler says; write `start = \"first\"` or `start = \"new\"` there",
+        "a handler sets where its group starts; write `start = \"first\"` or `start = \"new\"` there",
     ),
     (
         "isolation.level",
         Rule::Only(&["read_committed"]),
-        "messages of transactions that were aborted would be handled; leave it out",
+        "messages of aborted transactions would be handled; leave it out",
     ),
     ("enable.partition.eof", Rule::Only(&["true"]), OWN),
     (
@@ -95,7 +94,7 @@ const RULES: [(&str, Rule, &str); 39] = [
     (
         "statistics.interval.ms",
         Rule::Between(1000, 10_000),
-        "health and lag come from librdkafka's statistics; write milliseconds from 1000 to 10000",
+        "health and lag are computed from librdkafka's statistics; write milliseconds from 1000 to 10000",
     ),
     ("enable.idempotence", Rule::Only(&["true"]), CONFIRMED),
     ("acks", Rule::Only(&["-1", "all"]), CONFIRMED),
@@ -108,7 +107,7 @@ const RULES: [(&str, Rule, &str); 39] = [
     (
         "enable.gapless.guarantee",
         Rule::Only(&["false"]),
-        "one message that can't be published would end the producer for all others; leave it out",
+        "one message that can't be published would end the producer for all; leave it out",
     ),
     ("message.timeout.ms", Rule::Not(&["0"]), FOREVER),
     ("delivery.timeout.ms", Rule::Not(&["0"]), FOREVER),
@@ -134,7 +133,7 @@ const RULES: [(&str, Rule, &str); 39] = [
     (
         "default_topic_conf",
         Rule::Never,
-        "write the topic's properties as they are, as in `acks`",
+        "set the topic's properties directly, as in `acks`",
     ),
     ("ssl_key", Rule::Never, "write `ssl.key.location` or `ssl.key.pem`"),
     (
@@ -150,28 +149,28 @@ const RULES: [(&str, Rule, &str); 39] = [
     ),
 ];
 
-/// Why a property can't be set to a value, with what to write instead; `taken` is what librdkafka makes of the value.
-pub(super) fn refusal(name: &str, taken: &str) -> Option<&'static str> {
+/// Why a property can't have a value, with what to write instead. `parsed` is the value as librdkafka parses it.
+pub(super) fn refusal(name: &str, parsed: &str) -> Option<&'static str> {
     let (_, rule, why) = RULES.iter().find(|(ruled, ..)| *ruled == name)?;
-    let is = |values: &[&str]| values.iter().any(|value| value.eq_ignore_ascii_case(taken));
+    let is = |values: &[&str]| values.iter().any(|value| value.eq_ignore_ascii_case(parsed));
     let fits = match rule {
         Rule::Never => false,
         Rule::Only(values) => is(values),
         Rule::Not(values) => !is(values),
-        Rule::Between(least, most) => taken.parse().is_ok_and(|number| (*least..=*most).contains(&number)),
+        Rule::Between(min, max) => parsed.parse().is_ok_and(|number| (*min..=*max).contains(&number)),
     };
     (!fits).then_some(why)
 }
 
-/// Whether a property can't be set, whatever the value.
+/// Whether a property can't be set to any value.
 pub(super) fn is_reserved(name: &str) -> bool {
     RULES
         .iter()
         .any(|(ruled, rule, _)| *ruled == name && matches!(rule, Rule::Never))
 }
 
-/// The ends of names whose values are numbers of something.
-const HARMLESS_ENDS: [&str; 9] = [
+/// Suffixes of names whose values are numbers.
+const PUBLIC_SUFFIXES: [&str; 9] = [
     ".ms",
     ".bytes",
     ".kbytes",
@@ -183,8 +182,8 @@ const HARMLESS_ENDS: [&str; 9] = [
     ".max",
 ];
 
-/// Other properties whose values may be shown. Everything else may be a secret, whoever adds it to librdkafka.
-const HARMLESS: [&str; 42] = [
+/// Other properties whose values may be shown. Everything else may be a secret, new properties of librdkafka included.
+const PUBLIC: [&str; 42] = [
     "acks",
     "allow.auto.create.topics",
     "auto.offset.reset",
@@ -229,32 +228,32 @@ const HARMLESS: [&str; 42] = [
     "ssl.endpoint.identification.algorithm",
 ];
 
-/// Whether the value of a property may be shown in texts.
-pub(super) fn may_be_shown(name: &str) -> bool {
-    HARMLESS.contains(&name) || HARMLESS_ENDS.iter().any(|end| name.ends_with(end))
+/// Whether the value of a property may appear in logs, errors and health.
+pub(super) fn is_public(name: &str) -> bool {
+    PUBLIC.contains(&name) || PUBLIC_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// The properties of which a secret is a part of the value.
+/// Parts of names whose values are secret or contain a secret.
 const SECRET: [&str; 5] = ["password", "passphrase", "secret", ".pem", "oauthbearer.config"];
 
-/// What must not be repeated of a value, whatever librdkafka says about it.
+/// The parts of a value that must be redacted from librdkafka's texts.
 pub(super) fn secrets<'a>(name: &str, value: &'a str) -> Vec<&'a str> {
     if !SECRET.iter().any(|secret| name.contains(secret)) {
         return Vec::new();
     }
-    // `sasl.oauthbearer.config` has several values in one, and a text may have one of them only.
+    // `sasl.oauthbearer.config` has several values, and a text may have just one of them.
     let parts = value.split(char::is_whitespace).flat_map(|part| {
         let inner = part.split_once('=').map(|(_, inner)| inner);
         std::iter::once(part).chain(inner)
     });
-    // Shorter ones would take pieces out of ordinary words.
+    // Shorter ones would redact parts of ordinary words.
     std::iter::once(value)
         .chain(parts)
         .filter(|part| part.len() >= 4)
         .collect()
 }
 
-/// The known name that looks most like `name`, if one looks like it.
+/// The known name that is closest to `name`, if one is close.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
     const OTHERS: [&str; 20] = [
         "fetch.max.bytes",
@@ -278,7 +277,7 @@ pub(super) fn nearest(name: &str) -> Option<&'static str> {
         "ssl.keystore.location",
         "ssl.keystore.password",
     ];
-    let known = HARMLESS.iter().chain(&OTHERS);
+    let known = PUBLIC.iter().chain(&OTHERS);
     let distances = known.map(|known| (strsim::damerau_levenshtein(known, name), *known));
     distances
         .min()
@@ -325,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn g54_only_what_is_known_to_be_harmless_is_shown() {
+    fn g54_only_known_public_values_are_shown() {
         for name in [
             "sasl.password",
             "sasl.username",
@@ -344,9 +343,9 @@ mod tests {
             "plugin.library.paths",
             "something.new",
         ] {
-            assert!(!may_be_shown(name), "{name}");
+            assert!(!is_public(name), "{name}");
         }
-        assert!(may_be_shown("session.timeout.ms") && may_be_shown("client.id"));
+        assert!(is_public("session.timeout.ms") && is_public("client.id"));
         assert_eq!(secrets("client.id", "shop"), [""; 0]);
         let parts = secrets("sasl.oauthbearer.config", "principal=alice scope=canary");
         assert!(

@@ -1,16 +1,12 @@
-//! Publishing: one producer for each broker, made when it is needed.
+//! Publishing: one producer for all clones of a `Kafka`, created on first use.
 
 use std::{
-    error::Error as StdError,
     fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use rdkafka::{
-    ClientContext,
-    client::OAuthToken,
-    config::RDKafkaLogLevel,
     error::{KafkaError, RDKafkaErrorCode},
     metadata::MetadataTopic,
     producer::{FutureProducer, FutureRecord, Producer as _, future_producer::Delivery},
@@ -18,111 +14,81 @@ use rdkafka::{
 };
 
 use super::{
-    config::{Settings, explain},
+    client_events::{ClientEvents, ProducerCallbacks},
     errors,
-    events::{self, Events},
-    record, topics,
+    options::KafkaOptions,
+    record, topic_names,
 };
 use crate::{
     broker::{BrokerError, Published},
     delivery::Message,
 };
 
-/// How long the brokers may take to say what is wrong with a topic.
-const ASK: Duration = Duration::from_secs(5);
+/// The timeout of a metadata request after a failed publish.
+const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a producer, or a client for administration, tells us.
-pub(super) struct Context(pub(super) Arc<Events>);
-
-impl ClientContext for Context {
-    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
-
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        self.0.log(level, facility, message);
-    }
-
-    /// Logged once: the error of each publish says it too.
-    fn error(&self, error: KafkaError, reason: &str) {
-        let Some((about, _, text)) = self.0.error(&error, reason) else {
-            return;
-        };
-        if events::is_down(about, &text) {
-            let (why, news) = self.0.connection.down();
-            if news {
-                tracing::warn!(why, "nothing can be published to Kafka");
-            }
-        } else {
-            tracing::debug!(%error, reason = text, "trouble with Kafka while publishing");
-        }
-    }
-
-    fn generate_oauth_token(&self, _config: Option<&str>) -> Result<OAuthToken, Box<dyn StdError>> {
-        self.0.token()
-    }
-}
-
-/// A producer, and what it has told.
+/// A producer with its events.
 #[derive(Clone)]
 struct Producer {
-    client: FutureProducer<Context>,
-    events: Arc<Events>,
+    client: FutureProducer<ProducerCallbacks>,
+    events: Arc<ClientEvents>,
 }
 
-/// The place of the producer.
+/// The producer, once it is created.
 #[derive(Default)]
-pub(super) struct Producers(Mutex<Option<Producer>>);
+pub(super) struct ProducerCell(Mutex<Option<Producer>>);
 
-impl Producers {
-    fn get(&self, settings: &Settings) -> Result<Producer, BrokerError> {
-        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(producer) = &*slot {
+impl ProducerCell {
+    fn get(&self, options: &KafkaOptions) -> Result<Producer, BrokerError> {
+        let mut cell = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(producer) = &*cell {
             return Ok(producer.clone());
         }
-        let events = Arc::new(Events::new(settings));
-        let client = settings.producer().create_with_context(Context(events.clone()));
-        let client = client.map_err(|error| {
-            let error = settings.redact(&explain(&error));
-            BrokerError::Invalid(format!("a Kafka producer can't be made: {error}"))
+        let events = Arc::new(ClientEvents::new(options));
+        let callbacks = ProducerCallbacks(events.clone());
+        let client = options.producer().create_with_context(callbacks).map_err(|error| {
+            let error = options.redact(&errors::config_error(&error));
+            BrokerError::Invalid(format!("a Kafka producer can't be created: {error}"))
         })?;
         let producer = Producer { client, events };
-        *slot = Some(producer.clone());
+        *cell = Some(producer.clone());
         Ok(producer)
     }
 
-    /// The next message gets another one.
+    /// Drops the producer; the next publish creates another one.
     fn discard(&self) {
         let producer = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        end(producer);
+        drop_on_thread(producer);
     }
 }
 
-/// Its end blocks, so it must not come to one on a thread that runs tasks.
-fn end(producer: Option<Producer>) {
+/// Dropping a producer blocks, which a thread of the runtime must not.
+fn drop_on_thread(producer: Option<Producer>) {
     if let Some(producer) = producer {
         std::thread::spawn(move || drop(producer));
     }
 }
 
-impl Drop for Producers {
+impl Drop for ProducerCell {
     fn drop(&mut self) {
-        end(self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        drop_on_thread(self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
-impl fmt::Debug for Producers {
+impl fmt::Debug for ProducerCell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Producers").finish_non_exhaustive()
+        f.debug_struct("ProducerCell").finish_non_exhaustive()
     }
 }
 
-/// Publishes a message; returns when all replicas that must have it do.
+/// Publishes a message; returns when all in-sync replicas have it.
 pub(super) async fn publish(
-    producers: &Producers,
-    settings: &Settings,
+    producer_cell: &ProducerCell,
+    options: &KafkaOptions,
     message: Message,
 ) -> Result<Published, BrokerError> {
-    let producer = producers.get(settings)?;
-    let topic = topics::topic(&settings.prefix, &message.subject);
+    let producer = producer_cell.get(options)?;
+    let topic = topic_names::topic(&options.prefix, &message.subject);
     let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(&topic);
     record.key = message.key.as_deref();
     record.payload = message.payload.as_deref();
@@ -131,66 +97,62 @@ pub(super) async fn publish(
     }
     match producer.client.send(record, Timeout::Never).await {
         Ok(Delivery { partition, offset, .. }) => {
-            if producer.events.connection.up() {
-                tracing::info!("messages are published to Kafka again");
+            if producer.events.reachability.mark_up() {
+                tracing::info!("publishing to Kafka works again");
             }
             Ok(Published::new(record::position(&topic, partition, offset)))
         }
-        Err((error, _)) => Err(failed(producers, producer, topic, error).await),
+        Err((error, _)) => Err(failed(producer_cell, producer, topic, error).await),
     }
 }
 
-/// What the error of a message means.
-async fn failed(producers: &Producers, producer: Producer, topic: String, error: KafkaError) -> BrokerError {
+/// The error of a failed publish.
+async fn failed(producer_cell: &ProducerCell, producer: Producer, topic: String, error: KafkaError) -> BrokerError {
     match error.rdkafka_error_code() {
-        // The producer is of no more use, and has kept why.
+        // The producer can't be used any more, and knows why.
         Some(RDKafkaErrorCode::Fatal) => {
             let fatal = producer.client.client().fatal_error();
-            producers.discard();
-            end(Some(producer));
+            producer_cell.discard();
+            drop_on_thread(Some(producer));
             match fatal {
                 Some((code, text)) => {
                     tracing::warn!(
                         error = text,
-                        "the producer of Kafka came to its end; the next message gets another one"
+                        "the Kafka producer failed fatally; the next publish creates another one"
                     );
-                    errors::publishing(&topic, code, KafkaError::MessageProduction(code))
+                    errors::publish_error(&topic, code, KafkaError::MessageProduction(code))
                 }
-                None => errors::publishing(&topic, RDKafkaErrorCode::Fatal, error),
+                None => errors::publish_error(&topic, RDKafkaErrorCode::Fatal, error),
             }
         }
-        // It was not confirmed in time, whatever kept it.
-        Some(RDKafkaErrorCode::MessageTimedOut) => match producer.events.connection.cause() {
+        Some(RDKafkaErrorCode::MessageTimedOut) => match producer.events.reachability.cause() {
             Some(cause) => BrokerError::unavailable(format!("could not publish to the topic `{topic}`"), cause),
-            None => {
-                let asked = tokio::task::spawn_blocking(move || not_confirmed(&producer, &topic, error));
-                asked
-                    .await
-                    .unwrap_or_else(|panic| BrokerError::unavailable("could not publish", panic))
-            }
+            None => tokio::task::spawn_blocking(move || timed_out(&producer, &topic, error))
+                .await
+                .unwrap_or_else(|panic| BrokerError::unavailable("could not publish", panic)),
         },
-        Some(code) => errors::publishing(&topic, code, error),
+        Some(code) => errors::publish_error(&topic, code, error),
         None => BrokerError::unavailable(format!("could not publish to the topic `{topic}`"), error),
     }
 }
 
 /// Asks the brokers why a message was not confirmed in time.
-fn not_confirmed(producer: &Producer, topic: &str, error: KafkaError) -> BrokerError {
-    let metadata = match producer.client.client().fetch_metadata(Some(topic), ASK) {
+fn timed_out(producer: &Producer, topic: &str, error: KafkaError) -> BrokerError {
+    let metadata = match producer.client.client().fetch_metadata(Some(topic), METADATA_TIMEOUT) {
         Ok(metadata) => metadata,
         Err(error) => {
-            let what = format!("could not publish to the topic `{topic}`, and no broker says why");
+            let what = format!("could not publish to the topic `{topic}`, and no broker answers why");
             return BrokerError::unavailable(what, error);
         }
     };
     let found = metadata.topics().iter().find(|found| found.name() == topic);
     if let Some(code) = found.and_then(MetadataTopic::error) {
-        return errors::publishing(topic, code.into(), error);
+        return errors::publish_error(topic, code.into(), error);
     }
     let partitions = found.map(MetadataTopic::partitions).unwrap_or_default();
-    let headless = partitions.iter().filter(|partition| partition.leader() < 0);
-    let headless: Vec<_> = headless.map(|partition| partition.id().to_string()).collect();
-    if headless.is_empty() {
+    let leaderless = partitions.iter().filter(|partition| partition.leader() < 0);
+    let leaderless: Vec<_> = leaderless.map(|partition| partition.id().to_string()).collect();
+    if leaderless.is_empty() {
         let what = format!(
             "the topic `{topic}`: the brokers didn't confirm the message in time; fewer replicas may be in sync than its \
              `min.insync.replicas`"
@@ -199,7 +161,7 @@ fn not_confirmed(producer: &Producer, topic: &str, error: KafkaError) -> BrokerE
     } else {
         let what = format!(
             "the topic `{topic}`: no leader for the partitions {}",
-            headless.join(", ")
+            leaderless.join(", ")
         );
         BrokerError::not_now(what, error)
     }

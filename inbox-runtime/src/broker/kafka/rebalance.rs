@@ -1,124 +1,137 @@
-//! Partitions that come and go: where the group begins on one, and what is finished before one is given up.
+//! Rebalances: taking over assigned partitions, and draining revoked ones.
 
-use std::sync::{Arc, PoisonError};
+use std::{
+    sync::{Arc, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use rdkafka::{
     TopicPartitionList,
-    consumer::{BaseConsumer, Consumer, RebalanceProtocol},
+    consumer::{Consumer, RebalanceProtocol},
 };
 
 use super::{
-    consumer::{COMMIT, Context, JOINING},
-    group::{Client, State},
-    hand::Part,
-    offsets::{self, Begin},
+    client::Client,
+    commit_thread::COMMIT_TIMEOUT,
+    group::{Group, GroupState},
     partition::Partition,
+    start_offsets::{self, StartOffset},
+    subscriptions::GROUP_PART,
+    topic_partition::TopicPartition,
 };
 
-impl Context {
-    pub(super) fn assigned(&self, client: &BaseConsumer<Self>, assigned: &mut TopicPartitionList) {
-        let begun = offsets::begin(client, &self.group, assigned, self.known.get());
-        let mut state = self.group.lock();
-        // Without a client the group is being left.
-        if let Some(shared) = state.client.clone() {
-            for element in assigned.elements() {
-                let part = Part::new(element.topic(), element.partition());
-                let begin = begun.get(&part).copied().unwrap_or_default();
-                self.take_over(&mut state, &shared, part, begin);
-            }
-        }
-        state.look = None;
-        drop(state);
-        let result = match client.rebalance_protocol() {
-            RebalanceProtocol::Cooperative => client.incremental_assign(assigned),
-            _ => client.assign(assigned),
-        };
-        if let Err(error) = result {
-            tracing::error!(group = self.group.id, %error, "partitions could not be taken over");
-        }
-        tracing::info!(group = self.group.id, partitions = ?names(assigned), "partitions were assigned");
-        // Where it begins is to be committed.
-        self.group.work.notify_one();
-        self.faults.passed(&self.group, JOINING);
-        self.group.joined.send_replace(true);
-        self.group.wake_all();
-    }
-
-    fn take_over(&self, state: &mut State, client: &Arc<Client>, part: Part, begin: Begin) {
-        let Some(line) = self.group.line_of(&part.topic) else {
-            return;
-        };
-        let wake = self.group.lines[line].wake.clone();
-        let epoch = state.next_epoch();
-        let Some(mut partition) = Partition::new(client, &part, line, epoch, begin.committed, wake) else {
-            return;
-        };
-        if let Some(offset) = begin.at {
-            partition.begin_at(offset);
-        }
-        self.faults.passed(&self.group, &self.group.lines[line].subject);
-        state.begun.insert(part.topic.clone());
-        state.partitions.insert(part, partition);
-    }
-
-    pub(super) fn revoked(&self, client: &BaseConsumer<Self>, revoked: &TopicPartitionList) {
-        let lost = client.assignment_lost();
-        tracing::info!(group = self.group.id, partitions = ?names(revoked), lost, "partitions were taken away");
-        let parts: Vec<_> = revoked
-            .elements()
-            .iter()
-            .map(|element| Part::new(element.topic(), element.partition()))
-            .collect();
-        self.drain(&parts, lost);
-        let result = match client.rebalance_protocol() {
-            RebalanceProtocol::Cooperative => client.incremental_unassign(revoked),
-            _ => client.unassign(),
-        };
-        if let Err(error) = result {
-            tracing::debug!(group = self.group.id, %error, "partitions could not be given up");
+/// Takes over the partitions that were assigned to this member.
+pub(super) fn assign(group: &Group, client: &Client, assigned: &mut TopicPartitionList) {
+    let health = &client.context().health;
+    let starts = start_offsets::decide(client, group, assigned, client.context().initial_topics.get());
+    let mut state = group.lock();
+    // `None` while the group is being left.
+    if let Some(shared) = state.client.clone() {
+        for id in ids(assigned) {
+            let start = starts.get(&id).copied().unwrap_or_default();
+            add_partition(group, &mut state, &shared, id, start);
         }
     }
+    state.next_metadata_poll = None;
+    drop(state);
+    let result = match client.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => client.incremental_assign(assigned),
+        _ => client.assign(assigned),
+    };
+    if let Err(error) = result {
+        tracing::error!(group = group.id(), %error, "the assigned partitions could not be taken over");
+    }
+    tracing::info!(group = group.id(), partitions = ?names(assigned), "partitions were assigned");
+    // The start offsets are to be committed.
+    group.commit_wanted.notify_one();
+    health.clear(GROUP_PART);
+    group.joined.send_replace(true);
+    group.subscriptions.wake_all();
+}
 
-    /// Lets what runs on these partitions finish and commits it, within bounds; then they are ours no more. What is lost is
-    /// somebody else's already: nothing is committed for it.
-    fn drain(&self, parts: &[Part], lost: bool) {
-        let mut state = self.group.lock();
-        for part in parts {
-            if let Some(partition) = state.partitions.get_mut(part) {
-                partition.revoked = true;
-            }
+fn add_partition(group: &Group, state: &mut GroupState, client: &Arc<Client>, id: TopicPartition, start: StartOffset) {
+    let Some((index, subscription)) = group.subscriptions.find(&id.topic) else {
+        return;
+    };
+    let epoch = state.next_epoch();
+    let partition = Partition::new(client, id.clone(), epoch, (index, subscription), start.committed);
+    let Some(mut partition) = partition else {
+        return;
+    };
+    if let Some(offset) = start.start_at {
+        partition.start_at(offset);
+    }
+    client.context().health.clear(&subscription.subject);
+    state.known_topics.insert(id.topic.clone());
+    state.partitions.insert(id, partition);
+}
+
+/// Gives up the partitions that were revoked from this member.
+pub(super) fn revoke(group: &Group, client: &Client, revoked: &TopicPartitionList, drain_timeout: Duration) {
+    let lost = client.assignment_lost();
+    tracing::info!(group = group.id(), partitions = ?names(revoked), lost, "partitions were revoked");
+    let ids: Vec<_> = ids(revoked).collect();
+    let mut state = group.lock();
+    for id in &ids {
+        if let Some(partition) = state.partitions.get_mut(id) {
+            partition.revoked = true;
         }
-        if !lost {
-            let any = |state: &State, what: fn(&Partition) -> bool| {
-                parts.iter().any(|part| state.partitions.get(part).is_some_and(what))
-            };
-            let settled = &self.group.settled;
-            let drained = settled.wait_timeout_while(state, self.drain, |state| any(state, Partition::is_out));
-            (state, _) = drained.unwrap_or_else(PoisonError::into_inner);
-            state.urgent = true;
-            self.group.work.notify_all();
-            let committed = settled.wait_timeout_while(state, COMMIT, |state| {
-                any(state, |partition| partition.progress.due().is_some())
-            });
-            (state, _) = committed.unwrap_or_else(PoisonError::into_inner);
-        }
-        for part in parts {
-            if let Some(partition) = state.partitions.remove(part) {
-                self.group.lines[partition.line].forget(part);
-                self.group
-                    .lose(&state, partition.line, partition.progress.unconfirmed());
-            }
-        }
-        state.forget_waiters();
-        drop(state);
-        self.group.tell();
+    }
+    // Lost partitions have another owner already: nothing can be committed for them.
+    if !lost {
+        state = drain(group, state, &ids, drain_timeout);
+    }
+    remove(group, state, &ids);
+    let result = match client.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => client.incremental_unassign(revoked),
+        _ => client.unassign(),
+    };
+    if let Err(error) = result {
+        tracing::debug!(group = group.id(), %error, "the revoked partitions could not be unassigned");
     }
 }
 
-fn names(partitions: &TopicPartitionList) -> Vec<String> {
+/// Waits until the partitions' deliveries are settled, then until their offsets are committed, each within a limit.
+fn drain<'a>(
+    group: &Group,
+    state: MutexGuard<'a, GroupState>,
+    ids: &[TopicPartition],
+    timeout: Duration,
+) -> MutexGuard<'a, GroupState> {
+    let any =
+        |state: &GroupState, is: fn(&Partition) -> bool| ids.iter().any(|id| state.partitions.get(id).is_some_and(is));
+    let drained = group
+        .settled
+        .wait_timeout_while(state, timeout, |state| any(state, Partition::is_in_flight));
+    let (mut state, _) = drained.unwrap_or_else(PoisonError::into_inner);
+    state.commit_now = true;
+    group.commit_wanted.notify_all();
+    let committed = group.settled.wait_timeout_while(state, COMMIT_TIMEOUT, |state| {
+        any(state, |partition| partition.progress.uncommitted().is_some())
+    });
+    let (state, _) = committed.unwrap_or_else(PoisonError::into_inner);
+    state
+}
+
+fn remove(group: &Group, mut state: MutexGuard<'_, GroupState>, ids: &[TopicPartition]) {
+    for id in ids {
+        if let Some(partition) = state.partitions.remove(id) {
+            group.subscriptions[partition.subscription].clear_partition(id);
+            group.abandon_acks(&state, partition.subscription, partition.progress.unconfirmed());
+        }
+    }
+    state.drop_stale_waiters();
+    drop(state);
+    group.notify_settled();
+}
+
+fn ids(partitions: &TopicPartitionList) -> impl Iterator<Item = TopicPartition> {
     let elements = partitions.elements();
-    let name = |element: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| {
-        format!("{}:{}", element.topic(), element.partition())
-    };
-    elements.iter().map(name).collect()
+    elements
+        .into_iter()
+        .map(|element| TopicPartition::new(element.topic(), element.partition()))
+}
+
+fn names(partitions: &TopicPartitionList) -> Vec<String> {
+    ids(partitions).map(|id| id.to_string()).collect()
 }

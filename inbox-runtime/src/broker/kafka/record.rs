@@ -1,4 +1,4 @@
-//! Records: from Kafka's to a delivery, and from a message to Kafka's.
+//! Conversion of records: from Kafka's to a delivery, and of a message's headers to Kafka's.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,10 +8,10 @@ use rdkafka::message::{BorrowedMessage, Header, Headers as _, Message as _, Owne
 use super::header_names;
 use crate::delivery::{Delivery, Headers};
 
-/// The name of a header whose own can't be read.
+/// Replaces a header name that can't be read.
 const UNREADABLE: &str = "\u{fffd}";
 
-/// Where Kafka keeps a record.
+/// The position of a record, as `topic:partition:offset`.
 pub(super) fn position(topic: &str, partition: i32, offset: i64) -> String {
     format!("{topic}:{partition}:{offset}")
 }

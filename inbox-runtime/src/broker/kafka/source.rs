@@ -1,56 +1,53 @@
-//! Pulling: the records of a handler's partitions, one of each at a time.
+//! Pulling the records of a handler's partitions, one of each at a time.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{ack::KafkaLease, group::Group, hand::Part};
+use super::{group::Group, lease::KafkaLease, topic_partition::TopicPartition};
 use crate::{
     broker::{BrokerError, Source, SourceStatus},
     delivery::Delivery,
 };
 
-/// How much longer than it was told a pull waits for the group to be joined and its partitions to be looked at: before that
-/// nobody knows whether there is nothing.
-const LOOK: Duration = Duration::from_secs(5);
+/// How much longer a pull waits while the group is not joined or its partitions are not fetched from: before that an
+/// empty pull would not mean that there is nothing.
+const FIRST_FETCH: Duration = Duration::from_secs(5);
 
-/// Where the deliveries of one subscription to Kafka come from.
+/// The source of one subscription's deliveries from Kafka.
 ///
-/// Each partition's records come one after the other: the next one when the one before it is acknowledged. Partitions don't
+/// Each partition's records are delivered in order: the next one when the one before it is settled. Partitions don't
 /// wait for each other. Dropped with the other sources of its group, it leaves the group in the background.
 #[derive(Debug)]
 pub struct KafkaSource {
     group: Arc<Group>,
-    line: usize,
-    /// The partition that had its turn last.
-    after: Option<Part>,
+    subscription: usize,
+    /// The partition that delivered last.
+    last: Option<TopicPartition>,
     closed: bool,
 }
 
 impl KafkaSource {
-    pub(super) fn new(group: Arc<Group>, line: usize) -> Self {
+    pub(super) fn new(group: Arc<Group>, subscription: usize) -> Self {
         Self {
             group,
-            line,
-            after: None,
+            subscription,
+            last: None,
             closed: false,
         }
     }
 
-    fn take(&mut self, max: usize) -> Result<Vec<(Delivery, KafkaLease)>, BrokerError> {
-        let taken = self.group.take(self.line, max, &mut self.after)?;
-        let lease = |taken: super::group::Taken| {
-            let lease = KafkaLease::new(self.group.clone(), self.line, &taken);
-            (taken.record.delivery, lease)
-        };
-        Ok(taken.into_iter().map(lease).collect())
+    fn pull_ready(&mut self, max: usize) -> Result<Vec<(Delivery, KafkaLease)>, BrokerError> {
+        let pulled = self.group.pull(self.subscription, max, &mut self.last)?;
+        let deliver = |pulled| KafkaLease::deliver(self.group.clone(), self.subscription, pulled);
+        Ok(pulled.into_iter().map(deliver).collect())
     }
 
-    /// How long until a record that waits is due.
-    fn until_due(&self) -> Duration {
-        let now = self.group.shared.clock.now();
-        let due = self.group.next_due(self.line);
-        due.map_or(Duration::MAX, |due| due.saturating_duration_since(now))
+    /// The time until a record that backs off is redelivered.
+    fn until_redelivery(&self) -> Duration {
+        let now = self.group.clock.now();
+        let next = self.group.next_redelivery(self.subscription);
+        next.map_or(Duration::MAX, |next| next.saturating_duration_since(now))
     }
 }
 
@@ -59,59 +56,60 @@ impl Source for KafkaSource {
 
     /// # Cancel safety
     ///
-    /// What is taken is returned at once, so nothing is lost.
+    /// Cancel safe: pulled records are returned without a wait in between.
     async fn pull(&mut self, max: usize, wait: Duration) -> Result<Vec<(Delivery, Self::Lease)>, BrokerError> {
         if max == 0 || self.closed {
             return Ok(Vec::new());
         }
-        let wake = self.group.lines[self.line].wake.clone();
+        let wake = self.group.subscriptions[self.subscription].wake.clone();
         let start = Instant::now();
         loop {
-            // It keeps a call that comes before it is awaited.
+            // Created before the pull, so that a notification in between isn't lost.
             let woken = wake.notified();
-            let taken = self.take(max)?;
-            if !taken.is_empty() || wait.is_zero() {
-                return Ok(taken);
+            let pulled = self.pull_ready(max)?;
+            if !pulled.is_empty() || wait.is_zero() {
+                return Ok(pulled);
             }
-            let allowed = if self.group.has_looked(self.line) {
+            let allowed = if self.group.has_fetched(self.subscription) {
                 wait
             } else {
-                wait.saturating_add(LOOK)
+                wait.saturating_add(FIRST_FETCH)
             };
-            let rest = allowed.saturating_sub(start.elapsed());
-            if rest.is_zero() {
+            let left = allowed.saturating_sub(start.elapsed());
+            if left.is_zero() {
                 return Ok(Vec::new());
             }
-            let _ = tokio::time::timeout(rest.min(self.until_due()), woken).await;
+            let _ = tokio::time::timeout(left.min(self.until_redelivery()), woken).await;
         }
     }
 
-    /// Waits until what was acknowledged is committed; with nothing out, until the group is left. At most 1.5 s.
+    /// Waits until acknowledged offsets are committed; after the group's last source, and with nothing in flight, until
+    /// the group is left. At most 1.5 s.
     async fn close(&mut self) {
         if !std::mem::replace(&mut self.closed, true) {
-            self.group.close_line();
-            self.group.rest().await;
+            self.group.close_source();
+            self.group.wait_committed().await;
         }
     }
 
     fn ack_wait(&self) -> Duration {
-        self.group.lines[self.line].ack_wait
+        self.group.subscriptions[self.subscription].ack_wait
     }
 
-    /// A second: what was published just now has to be fetched.
+    /// A second, as a record that was just published has to be fetched first.
     fn idle_after(&self) -> Duration {
         Duration::from_secs(1)
     }
 
     fn status(&self) -> SourceStatus {
-        self.group.lines[self.line].status.clone()
+        self.group.subscriptions[self.subscription].status.clone()
     }
 }
 
 impl Drop for KafkaSource {
     fn drop(&mut self) {
         if !self.closed {
-            self.group.close_line();
+            self.group.close_source();
         }
     }
 }

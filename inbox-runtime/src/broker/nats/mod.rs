@@ -37,6 +37,8 @@
 
 use std::sync::Arc;
 
+use inbox_rules::subject_rules;
+
 use self::{
     connect_options::{ConnectOptions, NewStream},
     jetstream::JetStream,
@@ -45,7 +47,6 @@ use self::{
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
     delivery::Message,
-    names,
 };
 
 mod ack_batch;
@@ -273,8 +274,8 @@ impl Broker for Nats {
     async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
         let mut sources = Vec::with_capacity(subscriptions.len());
         for subscription in &subscriptions {
-            names::check_group(&subscription.group).map_err(BrokerError::Invalid)?;
-            names::check_subject(&subscription.subject).map_err(BrokerError::Invalid)?;
+            subject_rules::check_group(&subscription.group).map_err(BrokerError::Invalid)?;
+            subject_rules::check_subject(&subscription.subject).map_err(BrokerError::Invalid)?;
             durable::check_ack_wait(subscription.ack_wait)?;
             let name = durable::name(&subscription.group, &subscription.subject)?;
             let mut source = NatsSource::new(self.jetstream.clone(), subscription.clone(), name);

@@ -3,6 +3,8 @@
 use async_nats::Request;
 use serde::Deserialize;
 
+use inbox_rules::subject_rules;
+
 use super::{
     durable,
     epochs::Created,
@@ -14,7 +16,6 @@ use super::{
 use crate::{
     broker::{BrokerError, Published},
     delivery::Message,
-    names,
 };
 
 /// The header by which the server deduplicates.
@@ -26,7 +27,7 @@ const TEMPORARY: [u64; 3] = [10002, 10109, 10158];
 
 pub(super) async fn publish(jetstream: &JetStream, message: Message) -> Result<Published, BrokerError> {
     let refused = |message: String| BrokerError::Refused { message, source: None };
-    names::check_publish_subject(&message.subject).map_err(refused)?;
+    subject_rules::check_publish_subject(&message.subject).map_err(refused)?;
     let Some(payload) = message.payload.clone() else {
         return Err(refused("NATS has no null payload; send an empty one".to_owned()));
     };
