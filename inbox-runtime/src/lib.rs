@@ -261,7 +261,9 @@ pub mod __private {
         invocation::HandlerFuture,
         registry::Decode,
         store::{
-            AttemptKey, AttemptLimit, BeginAttempt, NewDeadLetter, Records, ReplayToken, Session, Store, Stranded,
+            AbandonError, AttemptKey, AttemptLimit, AttemptStore, BeginAttempt, Claim, Connect, DatabaseAdmin,
+            DeadLetterStore, FaultClass, FinishError, NewDeadLetter, NextTx, Records, ReplayToken, Session, Store,
+            Stranded,
         },
     };
 }

@@ -71,6 +71,9 @@ pub struct Subscription {
     pub stream: Option<String>,
     /// Whether a message may be delivered only after the one before it is settled, redeliveries included.
     pub ordered: bool,
+    /// Whether a message that was handled before is found out by its claim (default true). Where it isn't, it is handled again: a broker
+    /// that commits acknowledgements later commits them sooner.
+    pub claims: bool,
 }
 
 impl Subscription {
@@ -87,6 +90,7 @@ impl Subscription {
             timeout: Duration::from_secs(300),
             stream: None,
             ordered: false,
+            claims: true,
         }
     }
 
@@ -129,6 +133,13 @@ impl Subscription {
     #[must_use]
     pub fn stream(mut self, stream: Option<String>) -> Self {
         self.stream = stream;
+        self
+    }
+
+    /// Sets whether a message that was handled before is found out by its claim.
+    #[must_use]
+    pub fn claims(mut self, claims: bool) -> Self {
+        self.claims = claims;
         self
     }
 

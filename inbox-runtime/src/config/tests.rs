@@ -1,7 +1,9 @@
 //! What is read from the environment and the file, and what is said of what can't be.
 
+use std::time::Duration;
+
 use super::*;
-use crate::{backoff::Backoff, handler::HandlerMeta};
+use crate::{backoff::Backoff, handler::HandlerMeta, store::MigrateMode};
 
 static BILLING: HandlerMeta = HandlerMeta::new("app::orders::create_invoice", "billing", "order.created");
 static REFUND: HandlerMeta = HandlerMeta::new("app::orders::refund", "billing", "order.refunded");

@@ -11,7 +11,7 @@ use crate::{
     config::{self, Config, Settings},
     error::StartErrors,
     file::resolve,
-    handler::HandlerMeta,
+    handler::{AckStrategy, HandlerMeta},
     inbox::{
         erased::{Entry, Kind, kinds},
         startup_checks,
@@ -182,6 +182,7 @@ pub(super) fn subscriptions(handlers: &[Planned], ack_wait: Duration) -> Vec<Sub
                 .timeout(meta.timeout)
                 .stream(meta.stream.map(str::to_owned))
                 .ordered(meta.ordered)
+                .claims(meta.ack == AckStrategy::ExactlyOnce)
         })
         .collect()
 }

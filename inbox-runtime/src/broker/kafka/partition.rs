@@ -26,11 +26,6 @@ use super::{
 };
 use crate::delivery::Delivery;
 
-/// The maximum number of processed and uncommitted records of a partition. A crash redelivers no more than these, so as
-/// many records in a row count as possible redeliveries while they turn out to be processed. Without a limit, a group that
-/// is reset to an old offset would be slow all the way.
-const MAX_UNCOMMITTED: usize = 2000;
-
 /// A partition that is assigned to this member.
 pub(super) struct Partition {
     pub(super) id: TopicPartition,
@@ -42,6 +37,8 @@ pub(super) struct Partition {
     pub(super) revoked: bool,
     pub(super) progress: CommitProgress,
     queue: PartitionQueue<ConsumerCallbacks>,
+    /// See [`TopicSubscription::max_uncommitted`].
+    max_uncommitted: usize,
     /// Whether the queue or `requeued` may have a record. Outside our lock: librdkafka sets it with the queue's lock held.
     ready: Arc<AtomicBool>,
     /// Records to deliver before those in the queue: polled before the partition had a queue of its own, or prefetched
@@ -99,6 +96,7 @@ impl Partition {
             recreated_at: None,
             gap: None,
             end: None,
+            max_uncommitted: subscription.max_uncommitted,
             redelivered: true,
             redeliveries: 0,
             has_fetched: false,
@@ -184,12 +182,12 @@ impl Partition {
 
     /// Whether so many records are uncommitted that a commit should not wait for its interval.
     pub(super) fn should_commit_now(&self) -> bool {
-        self.progress.unconfirmed() >= MAX_UNCOMMITTED / 2
+        self.progress.unconfirmed() >= self.max_uncommitted / 2
     }
 
     /// Whether a crash now would redeliver as many records as the next process takes for redeliveries.
     fn is_at_uncommitted_limit(&self) -> bool {
-        self.progress.unconfirmed() >= MAX_UNCOMMITTED
+        self.progress.unconfirmed() >= self.max_uncommitted
     }
 
     /// The next record, requeued or from the queue.
@@ -341,7 +339,7 @@ impl Partition {
         else {
             return;
         };
-        if record.serial == serial && record.delivery.redelivered && self.redeliveries < MAX_UNCOMMITTED {
+        if record.serial == serial && record.delivery.redelivered && self.redeliveries < self.max_uncommitted {
             self.redeliveries += 1;
             self.redelivered = true;
         }

@@ -22,6 +22,11 @@ use crate::{
 pub(super) const GROUP_PART: &str = "group";
 pub(super) const BROKERS_PART: &str = "brokers";
 
+/// The limit where the database tells a duplicate at the cost of a look-up.
+const MAX_UNCOMMITTED: usize = 2000;
+/// The limit where each record that may be a redelivery is handled, one at a time, with its attempt on record before.
+const MAX_UNCOMMITTED_UNCLAIMED: usize = 64;
+
 /// One handler's subscription.
 #[derive(Debug)]
 pub(super) struct TopicSubscription {
@@ -30,6 +35,10 @@ pub(super) struct TopicSubscription {
     /// Whether the database has records of the group.
     pub(super) known: bool,
     pub(super) ack_wait: Duration,
+    /// The maximum number of processed and uncommitted records of a partition. A crash redelivers no more than these, so as
+    /// many records in a row count as possible redeliveries while they turn out to be processed. Without a limit, a group
+    /// that is reset to an old offset would be slow all the way.
+    pub(super) max_uncommitted: usize,
     pub(super) status: SourceStatus,
     /// Acknowledgements that will never be committed: their partitions were revoked before.
     abandoned_acks: AtomicU64,
@@ -45,6 +54,11 @@ impl TopicSubscription {
             start: subscription.start,
             known: subscription.known,
             ack_wait: subscription.ack_wait,
+            max_uncommitted: if subscription.claims {
+                MAX_UNCOMMITTED
+            } else {
+                MAX_UNCOMMITTED_UNCLAIMED
+            },
             status: SourceStatus::default(),
             abandoned_acks: AtomicU64::new(0),
             lag_known_at: Mutex::default(),
