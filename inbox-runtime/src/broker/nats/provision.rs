@@ -53,7 +53,7 @@ async fn update(
         Ok(updated) => {
             tracing::warn!(
                 durable = name,
-                changes,
+                changed = changes,
                 "updated the configuration of a durable consumer"
             );
             Ok(updated)
