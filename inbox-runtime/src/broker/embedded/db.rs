@@ -183,7 +183,7 @@ async fn try_open(
             .fetch_one(&mut connection)
             .await?;
         if mode != "wal" {
-            tracing::warn!(%storage, mode, "the file system supports no write-ahead log; the embedded broker is slower without");
+            tracing::warn!(place = %storage, mode, "the file system supports no write-ahead log; the embedded broker is slower without");
         }
         allow_shrinking(&mut connection, storage).await?;
     }
@@ -210,7 +210,7 @@ async fn prepare(connection: &mut SqliteConnection, storage: &Storage) -> Result
                 .bind(&instance)
                 .execute(&mut *tx)
                 .await?;
-            tracing::debug!(%storage, instance, "created the database of the embedded broker");
+            tracing::debug!(place = %storage, instance, "created the database of the embedded broker");
         }
         if found < 2 {
             sqlx::raw_sql(include_str!("schema_2.sql")).execute(&mut *tx).await?;
@@ -257,7 +257,7 @@ async fn allow_shrinking(connection: &mut SqliteConnection, storage: &Storage) -
     }
     if size > MAX_VACUUM {
         tracing::info!(
-            %storage,
+            place = %storage,
             "the file was created by an earlier version and is too large to be vacuumed at the start: it reuses its free space and \
              doesn't shrink; to change that, stop all programs that use it and run `PRAGMA auto_vacuum = 2; VACUUM;` on it"
         );
@@ -268,7 +268,7 @@ async fn allow_shrinking(connection: &mut SqliteConnection, storage: &Storage) -
         .await;
     // Needs disk space for a copy, and exclusive access. The next start retries.
     if let Err(error) = vacuumed {
-        tracing::debug!(%storage, %error, "the file of an earlier version could not be vacuumed");
+        tracing::debug!(place = %storage, %error, "the file of an earlier version could not be vacuumed");
     }
     Ok(())
 }

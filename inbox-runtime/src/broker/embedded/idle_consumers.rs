@@ -28,7 +28,7 @@ impl IdleConsumer {
         } = self;
         let time = |time: Duration| humantime::format_duration(Duration::from_secs(time.as_secs()));
         tracing::warn!(
-            storage = %self.storage,
+            place = %self.storage,
             group,
             subject,
             "the embedded broker keeps {messages} messages, the oldest of them {} old, for a durable consumer that no program has \

@@ -52,7 +52,7 @@ pub(super) async fn warn_of_old_streams(jetstream: Arc<JetStream>, used: Vec<Con
                 tracing::warn!(
                     stream,
                     durable,
-                    lag,
+                    waiting = lag,
                     reads = reads.stream,
                     "a stream that doesn't hold the subject any more has messages of the group, which nobody handles; give the \
                      subject back to that stream, or delete the durable there to drop them"

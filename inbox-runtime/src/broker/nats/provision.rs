@@ -53,7 +53,7 @@ async fn update(
         Ok(updated) => {
             tracing::warn!(
                 durable = name,
-                changes,
+                changed = changes,
                 "updated the configuration of a durable consumer"
             );
             Ok(updated)
@@ -122,7 +122,7 @@ fn warn_of_limit(subscription: &Subscription, stream: &StreamInfo) {
     if !subscription.ordered && limit > 0 && limit.unsigned_abs() < subscription.max_in_flight as u64 {
         tracing::warn!(
             stream = stream.config.name,
-            limit,
+            most = limit,
             wanted = subscription.max_in_flight,
             "the stream's `max_ack_pending` limits the handler's messages in flight"
         );

@@ -146,7 +146,7 @@ impl NatsSource {
                 tracing::debug!(
                     durable = self.name,
                     status,
-                    description,
+                    why = description,
                     "the server ended a pull request"
                 );
                 self.mark_lost();
