@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     consumer::replay::REQUESTED,
-    inbox::erased::kinds,
+    inbox::erased::drivers,
     store::{DeadLetter, IntoStore, Records, Store, StoreError, StoreSettings},
 };
 
@@ -107,7 +107,7 @@ impl DeadLetters {
 
 /// Whether this program has the handler.
 fn is_linked(group: &str, handler: &str) -> bool {
-    let entries = kinds().into_iter().flat_map(|kind| kind.entries());
+    let entries = drivers().into_iter().flat_map(|kind| kind.entries());
     entries
         .map(|entry| entry.meta())
         .any(|meta| meta.group == group && meta.name == handler)

@@ -12,13 +12,13 @@ use crate::{
     extract::States,
     handler::HandlerMeta,
     health::{HealthHandle, LifecycleGuard},
-    inbox::erased::AnyStore,
+    inbox::erased::ErasedStore,
     store::{IntoStore, MigrateMode, Records, Store, StoreSettings},
 };
 
 pub(super) type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Select = Box<dyn Fn(&HandlerMeta) -> bool + Send>;
-type Late<T> = Box<dyn FnOnce(StoreSettings) -> T + Send>;
+type StoreFactory<T> = Box<dyn FnOnce(StoreSettings) -> T + Send>;
 
 /// Sets up an [`Inbox`]. What isn't set here comes from the environment, and what isn't there from `inbox.toml`.
 ///
@@ -42,8 +42,8 @@ type Late<T> = Box<dyn FnOnce(StoreSettings) -> T + Send>;
 #[must_use = "a builder does nothing until it runs"]
 #[derive(Default)]
 pub struct InboxBuilder {
-    pub(super) stores: Vec<(TypeId, Late<AnyStore>)>,
-    pub(super) dead_letters: Option<Late<Arc<dyn Records>>>,
+    pub(super) stores: Vec<(TypeId, StoreFactory<ErasedStore>)>,
+    pub(super) dead_letters: Option<StoreFactory<Arc<dyn Records>>>,
     pub(super) broker: Option<DynBroker>,
     pub(super) states: States,
     pub(super) select: Vec<Select>,
@@ -64,7 +64,8 @@ impl InboxBuilder {
     where
         P: IntoStore + Send + 'static,
     {
-        let store: Late<AnyStore> = Box::new(move |settings| Box::new(pool.into_store(settings)) as AnyStore);
+        let store: StoreFactory<ErasedStore> =
+            Box::new(move |settings| Box::new(pool.into_store(settings)) as ErasedStore);
         self.stores.retain(|(kind, _)| *kind != TypeId::of::<P::Store>());
         self.stores.push((TypeId::of::<P::Store>(), store));
         self

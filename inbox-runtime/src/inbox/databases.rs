@@ -8,7 +8,7 @@ use crate::{
     error_chain::text,
     handler::HandlerMeta,
     inbox::{
-        erased::{AnyStore, Kind},
+        erased::{ErasedStore, StoreDriver},
         startup_checks,
     },
     store::{Records, StoreSettings, detached::Detached},
@@ -19,13 +19,13 @@ pub(super) struct Database {
     pub(super) kind: TypeId,
     /// Its name and where it was given, as in `PostgreSQL (DATABASE_URL)`.
     pub(super) label: String,
-    pub(super) store: AnyStore,
+    pub(super) store: ErasedStore,
     pub(super) records: Arc<dyn Records>,
 }
 
 /// How a database is come by.
 enum Origin {
-    Given(Box<dyn FnOnce(StoreSettings) -> AnyStore + Send>),
+    Given(Box<dyn FnOnce(StoreSettings) -> ErasedStore + Send>),
     Url(Given<Secret>),
 }
 
@@ -33,13 +33,13 @@ enum Origin {
 pub(super) fn databases(
     builder: &mut InboxBuilder,
     config: &Config,
-    kinds: Vec<Box<dyn Kind>>,
+    drivers: Vec<Box<dyn StoreDriver>>,
     settings: StoreSettings,
     handlers: &[Planned],
     problems: &mut Vec<String>,
 ) -> Vec<Database> {
     let mut databases = Vec::new();
-    for (kind, origin) in origins(builder, config, kinds, handlers, problems) {
+    for (kind, origin) in origins(builder, config, drivers, handlers, problems) {
         let Some(database) = open(&*kind, origin, settings)
             .map_err(|problem| problems.push(problem))
             .ok()
@@ -68,14 +68,14 @@ pub(super) fn databases(
 fn origins(
     builder: &mut InboxBuilder,
     config: &Config,
-    kinds: Vec<Box<dyn Kind>>,
+    drivers: Vec<Box<dyn StoreDriver>>,
     handlers: &[Planned],
     problems: &mut Vec<String>,
-) -> Vec<(Box<dyn Kind>, Origin)> {
+) -> Vec<(Box<dyn StoreDriver>, Origin)> {
     let needs_records = handlers.iter().any(|one| one.entry.store() == TypeId::of::<Detached>());
-    let schemes: Vec<_> = kinds.iter().flat_map(|kind| kind.schemes()).copied().collect();
+    let schemes: Vec<_> = drivers.iter().flat_map(|kind| kind.schemes()).copied().collect();
     let mut found = Vec::new();
-    for kind in kinds.into_iter().filter(|kind| kind.transactional()) {
+    for kind in drivers.into_iter().filter(|kind| kind.transactional()) {
         let given = builder.stores.iter().position(|(store, _)| *store == kind.store());
         let url = url_of(&*kind, config);
         let wanted = handlers
@@ -105,13 +105,13 @@ fn origins(
 }
 
 /// The URL of a kind of database, with the place that has it.
-fn url_of(kind: &dyn Kind, config: &Config) -> Option<Given<Secret>> {
+fn url_of(kind: &dyn StoreDriver, config: &Config) -> Option<Given<Secret>> {
     let own = config.database_urls.get(kind.variable()).cloned();
     let shared = config.database_urls.get(DATABASE_URL).cloned();
     own.or_else(|| shared.filter(|url| kind.schemes().contains(&scheme(&url.value))))
 }
 
-fn no_database(kind: &dyn Kind, meta: &HandlerMeta, config: &Config, schemes: &[&str]) -> String {
+fn no_database(kind: &dyn StoreDriver, meta: &HandlerMeta, config: &Config, schemes: &[&str]) -> String {
     let shown = |url: &Given<Secret>| crate::url::scheme(&url.value.0).map(str::to_owned);
     let other = match config.database_urls.get(DATABASE_URL).map(shown) {
         Some(None) => " (DATABASE_URL has no scheme)".to_owned(),
@@ -137,7 +137,7 @@ fn scheme(url: &Secret) -> &str {
     url.0.split_once(':').map_or("", |(scheme, _)| scheme)
 }
 
-fn open(kind: &dyn Kind, origin: Origin, settings: StoreSettings) -> Result<Database, String> {
+fn open(kind: &dyn StoreDriver, origin: Origin, settings: StoreSettings) -> Result<Database, String> {
     let (store, place) = match origin {
         Origin::Given(make) => (make(settings), "`.store(…)`".to_owned()),
         Origin::Url(url) => match kind.at(&url.value.0, settings) {

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// A connected store whose type is not of interest.
-pub(crate) type AnyStore = Box<dyn Any + Send + Sync>;
+pub(crate) type ErasedStore = Box<dyn Any + Send + Sync>;
 
 /// What all pipelines of a program share.
 #[derive(Clone)]
@@ -40,7 +40,7 @@ pub(crate) struct Shared {
 }
 
 /// A handler that was registered with one of the stores.
-pub(crate) trait Entry: Send + Sync {
+pub(crate) trait ErasedRegistration: Send + Sync {
     fn meta(&self) -> &'static HandlerMeta;
 
     /// The type of its store.
@@ -53,39 +53,39 @@ pub(crate) trait Entry: Send + Sync {
     fn pipeline(
         &self,
         meta: &HandlerMeta,
-        store: &AnyStore,
+        store: &ErasedStore,
         shared: &Shared,
     ) -> Option<(Arc<dyn Runner>, PipelineStatus)>;
 }
 
-/// One kind of store.
-pub(crate) trait Kind: Send + Sync {
+/// One store, as far as it needs no connection.
+pub(crate) trait StoreDriver: Send + Sync {
     fn store(&self) -> TypeId;
     fn name(&self) -> &'static str;
     fn variable(&self) -> &'static str;
     fn schemes(&self) -> &'static [&'static str];
     fn example_url(&self) -> &'static str;
     fn transactional(&self) -> bool;
-    fn entries(&self) -> Vec<Box<dyn Entry>>;
-    fn at(&self, url: &str, settings: StoreSettings) -> Result<AnyStore, ConnectError>;
-    fn records(&self, store: &AnyStore) -> Option<Arc<dyn Records>>;
-    fn max_connections(&self, store: &AnyStore) -> Option<u32>;
+    fn entries(&self) -> Vec<Box<dyn ErasedRegistration>>;
+    fn at(&self, url: &str, settings: StoreSettings) -> Result<ErasedStore, ConnectError>;
+    fn records(&self, store: &ErasedStore) -> Option<Arc<dyn Records>>;
+    fn max_connections(&self, store: &ErasedStore) -> Option<u32>;
 }
 
-/// Every kind that is compiled in; a line for each.
-pub(crate) fn kinds() -> Vec<Box<dyn Kind>> {
+/// Every store that is compiled in; a row for each.
+pub(crate) fn drivers() -> Vec<Box<dyn StoreDriver>> {
     vec![
         #[cfg(feature = "postgres")]
-        Box::new(Of::<crate::store::postgres::PostgresStore>(PhantomData)),
+        Box::new(Driver::<crate::store::postgres::PostgresStore>(PhantomData)),
         #[cfg(feature = "sqlite")]
-        Box::new(Of::<crate::store::sqlite::SqliteStore>(PhantomData)),
-        Box::new(Of::<Detached>(PhantomData)),
+        Box::new(Driver::<crate::store::sqlite::SqliteStore>(PhantomData)),
+        Box::new(Driver::<Detached>(PhantomData)),
     ]
 }
 
-struct Of<S>(PhantomData<fn() -> S>);
+struct Driver<S>(PhantomData<fn() -> S>);
 
-impl<S: Store> Kind for Of<S>
+impl<S: Store> StoreDriver for Driver<S>
 where
     Registration<S>: inventory::Collect,
 {
@@ -113,27 +113,27 @@ where
         S::TRANSACTIONAL
     }
 
-    fn entries(&self) -> Vec<Box<dyn Entry>> {
+    fn entries(&self) -> Vec<Box<dyn ErasedRegistration>> {
         inventory::iter::<Registration<S>>
             .into_iter()
-            .map(|registration| Box::new(registration) as Box<dyn Entry>)
+            .map(|registration| Box::new(registration) as Box<dyn ErasedRegistration>)
             .collect()
     }
 
-    fn at(&self, url: &str, settings: StoreSettings) -> Result<AnyStore, ConnectError> {
+    fn at(&self, url: &str, settings: StoreSettings) -> Result<ErasedStore, ConnectError> {
         Ok(Box::new(S::from_url(url, settings)?))
     }
 
-    fn records(&self, store: &AnyStore) -> Option<Arc<dyn Records>> {
+    fn records(&self, store: &ErasedStore) -> Option<Arc<dyn Records>> {
         Some(store.downcast_ref::<S>()?.records())
     }
 
-    fn max_connections(&self, store: &AnyStore) -> Option<u32> {
+    fn max_connections(&self, store: &ErasedStore) -> Option<u32> {
         store.downcast_ref::<S>()?.max_connections()
     }
 }
 
-impl<S: Store> Entry for &'static Registration<S> {
+impl<S: Store> ErasedRegistration for &'static Registration<S> {
     fn meta(&self) -> &'static HandlerMeta {
         &self.meta
     }
@@ -153,7 +153,7 @@ impl<S: Store> Entry for &'static Registration<S> {
     fn pipeline(
         &self,
         meta: &HandlerMeta,
-        store: &AnyStore,
+        store: &ErasedStore,
         shared: &Shared,
     ) -> Option<(Arc<dyn Runner>, PipelineStatus)> {
         let store = store.downcast_ref::<S>()?.clone();

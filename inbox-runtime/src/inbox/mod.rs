@@ -38,7 +38,7 @@ const REPLAY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The handlers of a program, checked, connected and subscribed. Made by [`Inbox::builder`].
 pub struct Inbox {
-    lines: Vec<Line>,
+    runners: Vec<HandlerRunner>,
     descriptions: Vec<String>,
     counters: Arc<Counters>,
     stop: Stop,
@@ -49,12 +49,12 @@ pub struct Inbox {
     shutdown_timeout: Duration,
     shutdown: Option<builder::Signal>,
     abort: Option<builder::Signal>,
-    /// The line that is looked at first for the next message, so that none starves.
+    /// The handler that is looked at first for the next message, so that none starves.
     next: usize,
 }
 
 /// One handler with its source.
-struct Line {
+struct HandlerRunner {
     meta: Arc<HandlerMeta>,
     runner: Arc<dyn Runner>,
     source: DynSource,
@@ -80,7 +80,7 @@ impl Inbox {
 
     /// The handlers that it runs, with what `inbox.toml` says of them in place of their attributes.
     pub fn handlers(&self) -> impl Iterator<Item = &HandlerMeta> {
-        self.lines.iter().map(|line| &*line.meta)
+        self.runners.iter().map(|handler| &*handler.meta)
     }
 
     /// Looks at the health of this inbox while it runs and after it has ended.
@@ -117,7 +117,7 @@ impl Inbox {
                 deadline.saturating_duration_since(Instant::now())
             });
             // One that was told to stop before it had started has no handlers.
-            if left.is_zero() || self.lines.is_empty() {
+            if left.is_zero() || self.runners.is_empty() {
                 return Ok(None);
             }
             if let Some((index, job)) = self.wait(left.min(REPLAY_INTERVAL)).await? {
@@ -135,9 +135,9 @@ impl Inbox {
     pub async fn run_until_idle(&mut self) -> Result<Report, Error> {
         let before = self.report();
         let idle_after = self
-            .lines
+            .runners
             .iter()
-            .map(|line| line.source.idle_after())
+            .map(|handler| handler.source.idle_after())
             .max()
             .unwrap_or_default();
         while self.process_ready(idle_after).await?.is_some() {}
@@ -148,8 +148,8 @@ impl Inbox {
     /// jobs that end after [`process_one`](Self::process_one) or [`run_until_idle`](Self::run_until_idle). Dropped, an inbox
     /// does the same in the background, for which a program that ends may leave no time.
     pub async fn close(mut self) {
-        for line in &mut self.lines {
-            line.source.close().await;
+        for handler in &mut self.runners {
+            handler.source.close().await;
         }
     }
 
@@ -197,10 +197,10 @@ impl Inbox {
         let mut tasks = JoinSet::new();
         let mut handlers = Vec::new();
         let mut sources = Vec::new();
-        for line in self.lines {
-            sources.push((line.meta.name, line.source.status()));
-            handlers.push((line.meta, line.runner.running()));
-            tasks.spawn(line.runner.run(line.source, stop.clone()));
+        for handler in self.runners {
+            sources.push((handler.meta.name, handler.source.status()));
+            handlers.push((handler.meta, handler.runner.running()));
+            tasks.spawn(handler.runner.run(handler.source, stop.clone()));
         }
         let _nudge = Nudge::start(handlers.iter().map(|(_, running)| running.clone()).collect());
         let mut ended = std::pin::pin!(supervise(tasks, stop.clone(), Handlers(handlers)));
@@ -226,16 +226,16 @@ impl Inbox {
 
     /// Handles a message that is ready, of whichever handler has one.
     async fn process_ready(&mut self, wait: Duration) -> Result<Option<Outcome>, Error> {
-        for offset in 0..self.lines.len() {
-            let index = (self.next + offset) % self.lines.len();
-            let line = &mut self.lines[index];
-            let replay = line.runner.next_replay().await.unwrap_or_else(|error| {
+        for offset in 0..self.runners.len() {
+            let index = (self.next + offset) % self.runners.len();
+            let handler = &mut self.runners[index];
+            let replay = handler.runner.next_replay().await.unwrap_or_else(|error| {
                 tracing::debug!(error = %text(&error), "no dead letters can be replayed now");
                 None
             });
             let job = match replay {
                 Some(job) => Some(job),
-                None => first(line.source.pull(1, Duration::ZERO).await?),
+                None => first(handler.source.pull(1, Duration::ZERO).await?),
             };
             if let Some(job) = job {
                 return Ok(Some(self.step(index, job).await));
@@ -252,14 +252,18 @@ impl Inbox {
 
     /// Waits for a message from any source.
     async fn wait(&mut self, wait: Duration) -> Result<Option<(usize, Job)>, Error> {
-        let mut pulls: Vec<_> = self.lines.iter_mut().map(|line| line.source.pull(1, wait)).collect();
+        let mut pulls: Vec<_> = self
+            .runners
+            .iter_mut()
+            .map(|handler| handler.source.pull(1, wait))
+            .collect();
         let mut indices: Vec<usize> = (0..pulls.len()).collect();
         while !pulls.is_empty() {
             let (pulled, index, rest) = select_all(pulls).await;
             // `select_all` takes the finished one out as `swap_remove` does.
-            let line = indices.swap_remove(index);
+            let handler = indices.swap_remove(index);
             if let Some(job) = first(pulled?) {
-                return Ok(Some((line, job)));
+                return Ok(Some((handler, job)));
             }
             pulls = rest;
         }
@@ -267,9 +271,9 @@ impl Inbox {
     }
 
     async fn step(&mut self, index: usize, job: Job) -> Outcome {
-        self.next = (index + 1) % self.lines.len();
-        let line = &self.lines[index];
-        line.runner.step(job, line.source.ack_wait()).await
+        self.next = (index + 1) % self.runners.len();
+        let handler = &self.runners[index];
+        handler.runner.step(job, handler.source.ack_wait()).await
     }
 }
 
@@ -353,7 +357,7 @@ async fn signalled(signal: Option<builder::Signal>) {
 impl fmt::Debug for Inbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbox")
-            .field("handlers", &self.lines.len())
+            .field("handlers", &self.runners.len())
             .finish_non_exhaustive()
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     file::resolve,
     handler::{AckStrategy, HandlerMeta},
     inbox::{
-        erased::{Entry, Kind, kinds},
+        erased::{ErasedRegistration, StoreDriver, drivers},
         startup_checks,
     },
     store::Records,
@@ -21,7 +21,7 @@ use crate::{
 
 /// A handler that is to run.
 pub(super) struct Planned {
-    pub(super) entry: Box<dyn Entry>,
+    pub(super) entry: Box<dyn ErasedRegistration>,
     /// As it was declared, with what the file says of it in place of its attribute.
     pub(super) meta: Arc<HandlerMeta>,
     /// What it subscribes to: the declared subject behind the prefix.
@@ -41,14 +41,14 @@ pub(super) fn plan(builder: &mut InboxBuilder) -> Result<Plan, StartErrors> {
     let mut problems = Vec::new();
     let config = Config::load(builder.config_file.as_deref(), &mut problems);
     let settings = settings(builder, &config, &mut problems);
-    let kinds = kinds();
-    let handlers = handlers(builder, &config, &settings, &kinds, &mut problems);
+    let drivers = drivers();
+    let handlers = handlers(builder, &config, &settings, &drivers, &mut problems);
     let selected: Vec<_> = handlers.iter().map(|one| &*one.meta).collect();
     startup_checks::ack_wait(settings.ack_wait, &mut problems);
     startup_checks::expected(&builder.expected, &selected, &mut problems);
     startup_checks::overlaps(&selected, &mut problems);
     for one in &handlers {
-        let transactional = kinds
+        let transactional = drivers
             .iter()
             .any(|kind| kind.store() == one.entry.store() && kind.transactional());
         startup_checks::one(
@@ -60,7 +60,7 @@ pub(super) fn plan(builder: &mut InboxBuilder) -> Result<Plan, StartErrors> {
             &mut problems,
         );
     }
-    let databases = databases(builder, &config, kinds, settings.store, &handlers, &mut problems);
+    let databases = databases(builder, &config, drivers, settings.store, &handlers, &mut problems);
     let broker = broker(builder, &config, &settings, &mut problems);
     if let Some(broker) = &broker {
         problems.extend(
@@ -130,10 +130,10 @@ fn handlers(
     builder: &mut InboxBuilder,
     config: &Config,
     settings: &Settings,
-    kinds: &[Box<dyn Kind>],
+    drivers: &[Box<dyn StoreDriver>],
     problems: &mut Vec<String>,
 ) -> Vec<Planned> {
-    let mut entries: Vec<_> = kinds.iter().flat_map(|kind| kind.entries()).collect();
+    let mut entries: Vec<_> = drivers.iter().flat_map(|kind| kind.entries()).collect();
     entries.sort_by_key(|entry| (entry.meta().group, entry.meta().subject, entry.meta().name));
     let all: Vec<&'static HandlerMeta> = entries.iter().map(|entry| entry.meta()).collect();
     let groups = &settings.groups;

@@ -5,14 +5,14 @@ use std::{any::TypeId, future::pending, sync::Arc, time::Duration};
 use futures_util::future::try_join_all;
 
 use super::{
-    Inbox, InboxBuilder, Line,
+    HandlerRunner, Inbox, InboxBuilder,
     builder::Signal,
     databases::Database,
     plan::{Plan, Planned, plan, subscriptions},
 };
 use crate::{
     backoff::Backoff,
-    broker::DynSource,
+    broker::{BrokerError, DynSource},
     consumer::Stop,
     counters::Counters,
     error::Error,
@@ -127,7 +127,7 @@ impl Starting {
         };
         self.life.prepared(prepared.watched);
         Ok(Inbox {
-            lines: prepared.lines,
+            runners: prepared.runners,
             descriptions: prepared.descriptions,
             counters: self.shared.counters,
             life: self.life,
@@ -145,7 +145,7 @@ impl Starting {
 /// What a start has made.
 #[derive(Default)]
 struct Prepared {
-    lines: Vec<Line>,
+    runners: Vec<HandlerRunner>,
     watched: Vec<HandlerStatus>,
     descriptions: Vec<String>,
     shutdown_timeout: Duration,
@@ -169,7 +169,8 @@ async fn prepare(plan: Plan, shared: &Shared, life: &LifecycleGuard) -> Result<P
         subscription.known = knows(planned, &plan.databases, life).await?;
     }
     let sources = plan.broker.subscribe(subscriptions).await?;
-    let (lines, watched) = lines(
+    check_sources(plan.handlers.len(), sources.len(), &descriptions[0])?;
+    let (runners, watched) = runners(
         plan.handlers,
         sources,
         &plan.databases,
@@ -177,7 +178,7 @@ async fn prepare(plan: Plan, shared: &Shared, life: &LifecycleGuard) -> Result<P
         plan.settings.stall_after,
     );
     Ok(Prepared {
-        lines,
+        runners,
         watched,
         descriptions,
         shutdown_timeout: plan.settings.shutdown_timeout,
@@ -275,15 +276,26 @@ async fn within<T>(bound: Duration, question: impl Future<Output = T>) -> Result
     answer.map_err(|_| Setback::Passing(format!("it is connected and hasn't answered for {bound:?}")))
 }
 
-/// One line for each handler, and what is to be seen of it while it runs.
-fn lines(
+/// A handler without a source would never be run.
+fn check_sources(handlers: usize, sources: usize, broker: &str) -> Result<(), BrokerError> {
+    if handlers == sources {
+        return Ok(());
+    }
+    Err(BrokerError::Invalid(format!(
+        "the broker {broker} returned {sources} sources for {handlers} subscriptions; `Broker::subscribe` returns one for each, \
+         in their order"
+    )))
+}
+
+/// Each handler with what runs it, and what is to be seen of it while it runs.
+fn runners(
     handlers: Vec<Planned>,
     sources: Vec<DynSource>,
     databases: &[Database],
     shared: &Shared,
     stall_after: Duration,
-) -> (Vec<Line>, Vec<HandlerStatus>) {
-    let (mut lines, mut watched) = (Vec::new(), Vec::new());
+) -> (Vec<HandlerRunner>, Vec<HandlerStatus>) {
+    let (mut runners, mut watched) = (Vec::new(), Vec::new());
     for (Planned { entry, meta, subject }, source) in handlers.into_iter().zip(sources) {
         let pipeline = databases
             .iter()
@@ -307,7 +319,7 @@ fn lines(
             source: source.status(),
             stall_after,
         });
-        lines.push(Line { meta, runner, source });
+        runners.push(HandlerRunner { meta, runner, source });
     }
-    (lines, watched)
+    (runners, watched)
 }

@@ -8,7 +8,7 @@ use crate::{
     broker::subject,
     extract::States,
     handler::{AckStrategy, HandlerMeta},
-    inbox::erased::Entry,
+    inbox::erased::ErasedRegistration,
 };
 
 /// A handler as it is named in a problem.
@@ -63,7 +63,7 @@ pub(crate) fn expected(wanted: &[(String, String)], selected: &[&HandlerMeta], p
 
 /// Checks one handler by itself, on the subject that it is to subscribe to.
 pub(crate) fn one(
-    entry: &dyn Entry,
+    entry: &dyn ErasedRegistration,
     meta: &HandlerMeta,
     subject: &str,
     transactional: bool,

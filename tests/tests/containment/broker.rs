@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{Inbox, Outcome};
+use inbox_runtime::{Broker, BrokerError, Embedded, Inbox, Message, Outcome, Published, Subscription};
 use inbox_tests::{Step, TestBroker, TestDatabase, World, embedded_suite, eventually, next};
 
 embedded_suite!(
@@ -10,6 +10,7 @@ embedded_suite!(
     g42_a_panic_in_a_nak_leaves_the_message_to_its_lease,
     g42_a_panic_before_the_handler_at_most_once_loses_nothing,
     g42_panics_of_the_broker_leave_a_spawned_inbox_alive,
+    a_broker_that_returns_too_few_sources_is_a_start_error,
 );
 
 async fn g42_a_panic_in_an_acknowledgement_is_a_failed_one<B: TestBroker, D: TestDatabase>() {
@@ -103,4 +104,40 @@ async fn g42_panics_of_the_broker_leave_a_spawned_inbox_alive<B: TestBroker, D: 
     let report = handle.join().await.expect("a clean end");
     assert_eq!(report.processed, 20, "{report}");
     assert!(report.ack_failures >= 1, "{report}");
+}
+
+/// It forgets the last subscription.
+struct Forgetful(Embedded);
+
+impl Broker for Forgetful {
+    type Source = <Embedded as Broker>::Source;
+
+    async fn describe(&self) -> Result<String, BrokerError> {
+        Ok("forgetful 1.0".to_owned())
+    }
+
+    async fn subscribe(&self, mut subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
+        subscriptions.pop();
+        self.0.subscribe(subscriptions).await
+    }
+
+    async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
+        self.0.publish(message).await
+    }
+}
+
+async fn a_broker_that_returns_too_few_sources_is_a_start_error<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    let builder = world
+        .builder(&["audit", "billing"])
+        .broker(Forgetful(Embedded::memory()));
+    let error = builder
+        .build()
+        .await
+        .expect_err("a handler without a source")
+        .to_string();
+    assert!(
+        error.contains("forgetful 1.0") && error.contains("1 sources for 2"),
+        "{error}"
+    );
 }
