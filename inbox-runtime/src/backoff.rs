@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How long a failed message waits before it comes again: a random time between nothing and a bound that doubles with
+/// How long a failed message waits before it is redelivered: a random time between nothing and a bound that doubles with
 /// each attempt, from `first` up to `max` (exponential back-off with full jitter).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {

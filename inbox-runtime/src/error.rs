@@ -41,11 +41,11 @@ pub enum Error {
     /// A database failed.
     #[error("database: {0}")]
     Store(#[from] StoreError),
-    /// The second signal came while handlers were still running. They were rolled back, and their messages come again.
+    /// The second signal came while handlers were still running. They were rolled back, and their messages are redelivered.
     #[error("stopped by a second signal; handlers that were running are rolled back, and their messages come again")]
     Aborted,
     /// Handlers block their threads beyond the shutdown timeout, and are left behind: nothing can stop them. Nothing of them
-    /// will be committed or acknowledged, and their messages come again when their leases run out.
+    /// will be committed or acknowledged, and their messages are redelivered when their leases run out.
     #[error("{0}")]
     Blocked(BlockedHandlers),
     /// The operating system's signals can't be listened to.

@@ -104,7 +104,7 @@ pub struct HandlerMeta {
     pub start: StartPosition,
     /// How long one run of the handler may take.
     pub timeout: Duration,
-    /// After how many failed attempts the message goes to the dead letters; `None` is never.
+    /// After how many failed attempts the message is dead-lettered; `None` is never.
     pub max_attempts: Option<u32>,
     /// How long a failed message waits.
     pub backoff: Backoff,
@@ -172,7 +172,7 @@ impl HandlerMeta {
         self
     }
 
-    /// Sets after how many failed attempts the message goes to the dead letters.
+    /// Sets after how many failed attempts the message is dead-lettered.
     #[must_use]
     pub const fn max_attempts(mut self, max_attempts: Option<u32>) -> Self {
         self.max_attempts = max_attempts;

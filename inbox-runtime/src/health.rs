@@ -56,9 +56,9 @@ pub struct HandlerHealth {
     /// The parts of the source that wait for the back-off of a message, such as partitions of a topic, each with the reason. They
     /// don't make it unready.
     pub back_offs: Vec<String>,
-    /// How many messages wait for their back-off, of those that this process has given back. They don't make it unready.
+    /// How many messages wait for their back-off, of those that this process has nak'ed. They don't make it unready.
     pub backing_off: usize,
-    /// How long it is until the first of them comes again.
+    /// How long it is until the first of them is redelivered.
     pub next_retry: Option<Duration>,
     /// How many deliveries are leased: handled now, or waiting for a worker.
     pub in_flight: usize,
@@ -101,7 +101,7 @@ impl HandlerStatus {
     /// Nothing has been settled, nor has the broker answered.
     fn idle(&self) -> Option<String> {
         let idle = self.pipeline.progress.since_progress();
-        // A pull may wait for a while where nothing is in hand.
+        // A pull may wait for a while where nothing is in flight.
         let pull = if self.pipeline.leases.len() > 0 {
             Duration::ZERO
         } else {

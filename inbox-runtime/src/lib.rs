@@ -32,14 +32,14 @@
 //!             │                  │         │        │        │
 //!          reject         duplicate│locked error  broken   error
 //!             ▼               ack  │ later   ▼        ▼
-//!        dead letter               ▼      rollback; nothing was acknowledged, so the message comes again
+//!        dead letter               ▼      rollback; nothing was acknowledged, so the message is redelivered
 //! ```
 //!
 //! 1. *Decode* makes the handler's arguments from the delivery: [`Json`], [`Envelope`], [`State`], [`Meta`], [`Header`], and every type
 //!    that implements [`FromDelivery`]. A message that can't be decoded goes to the [`dead_letters`] without a transaction.
 //! 2. *Claim* inserts the inbox row, first statement of the transaction. If it is there, the message is a duplicate.
 //! 3. The handler writes through the transaction that it borrows. It may return an error of any type ([`HandlerError`]).
-//! 4. *Seal* proves that the transaction is still the one that holds the claim; a handler that ends it itself is found out.
+//! 4. *Seal* proves that the transaction is still the one that holds the claim; a handler that ends it itself is detected.
 //! 5. Only a confirmed commit is followed by the acknowledgement.
 //!
 //! # Running
@@ -186,7 +186,7 @@ pub use store::{
 /// Runs every handler that is linked into the program, until SIGTERM or SIGINT.
 ///
 /// Everything comes from the environment: `DATABASE_URL`, `INBOX_BROKER_URL`, and the settings that have a default. The
-/// first signal drains: running handlers finish and are settled, everything else is given back at once. The second stops
+/// first signal drains: running handlers finish and are settled, everything else is released at once. The second stops
 /// now. For anything else there is [`Inbox::builder`], of which this is a few lines.
 ///
 /// A database that can't be used yet is waited for, unready, as [`InboxBuilder::build`] says; a signal ends that wait at once.

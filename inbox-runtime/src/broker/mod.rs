@@ -71,7 +71,7 @@ pub struct Subscription {
     pub stream: Option<String>,
     /// Whether a message may be delivered only after the one before it is settled, redeliveries included.
     pub ordered: bool,
-    /// Whether a message that was handled before is found out by its claim (default true). Where it isn't, it is handled again: a broker
+    /// Whether a message that was handled before is detected by its claim (default true). Where it isn't, it is handled again: a broker
     /// that commits acknowledgements later commits them sooner.
     pub claims: bool,
 }
@@ -136,7 +136,7 @@ impl Subscription {
         self
     }
 
-    /// Sets whether a message that was handled before is found out by its claim.
+    /// Sets whether a message that was handled before is detected by its claim.
     #[must_use]
     pub fn claims(mut self, claims: bool) -> Self {
         self.claims = claims;
@@ -187,7 +187,7 @@ pub trait Source: Send + 'static {
     }
 }
 
-/// A delivery that is out. Dropped without a word, it comes again when its lease runs out.
+/// A delivery that is out. Dropped without a word, it is redelivered when its lease runs out.
 pub trait Lease: Send + Sync + 'static {
     /// Settles the message as done.
     fn ack(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
@@ -203,14 +203,14 @@ pub trait Lease: Send + Sync + 'static {
     /// [`BrokerError::LeaseLost`] when the lease has passed to somebody else, who may be at it.
     fn ack_confirmed(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
 
-    /// Gives the message back; it comes again after `delay`. Does nothing when the lease has passed to somebody else.
+    /// Naks the message, which is redelivered after `delay`. Does nothing when the lease has passed to somebody else.
     fn nak(&self, delay: Duration) -> impl Future<Output = Result<(), BrokerError>> + Send;
 
-    /// Says that the message is still being handled: the lease begins anew.
+    /// Says that the message is still being handled: the lease starts again.
     fn progress(&self) -> impl Future<Output = Result<(), BrokerError>> + Send;
 
     /// Whether the delivery is still ours, as far as this side knows: asked without waiting, just before a handler begins. One that
-    /// is not is given back and not handled: somebody else has it, or is about to.
+    /// is not is released and not handled: somebody else has it, or is about to.
     fn is_ours(&self) -> bool {
         true
     }
@@ -303,7 +303,7 @@ pub enum BrokerError {
     #[error("{0}")]
     Invalid(String),
     /// The broker's client has come to its end, as when somebody else has taken its place: only a new start helps. A running
-    /// inbox finishes what it has in hand and ends with this.
+    /// inbox finishes what it has fetched and ends with this.
     #[error("{0}")]
     Ended(String),
 }

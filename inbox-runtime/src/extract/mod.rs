@@ -26,7 +26,7 @@ pub use meta::{Meta, MetaBuilder};
 
 /// An argument that is made from the delivery. Implement it for your own types.
 ///
-/// It reads memory only: it runs before the transaction begins, and what it rejects goes to the dead letters without one.
+/// It reads memory only: it runs before the transaction begins, and what it rejects is dead-lettered without one.
 ///
 /// ```
 /// use inbox_runtime::{DeliveryContext, FromDelivery, Rejection};
@@ -151,7 +151,7 @@ impl fmt::Debug for States {
     }
 }
 
-/// Why a message can't be handed to its handler. It goes to the dead letters with this text.
+/// Why a message can't be handed to its handler. It is dead-lettered with this text.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Rejection {

@@ -155,7 +155,7 @@ impl InboxBuilder {
     /// Says that a transaction-pooling proxy (PgBouncer) stands before PostgreSQL, as `INBOX_TRANSACTION_POOLER` does.
     ///
     /// Then nothing is set on a connection beyond a transaction, and a commit doesn't open the next transaction. A handler
-    /// that ends its transaction is still found out, but what it writes afterwards is committed by itself. Each
+    /// that ends its transaction is still detected, but what it writes afterwards is committed by itself. Each
     /// transaction begins without prepared statements, so that a handler's queries work as they are; what else a program
     /// sends through the pooler is its own affair.
     pub fn transaction_pooler(mut self) -> Self {
@@ -204,7 +204,7 @@ impl InboxBuilder {
         self
     }
 
-    /// Stops the inbox when that future ends: running handlers finish, everything else is given back at once.
+    /// Stops the inbox when that future ends: running handlers finish, everything else is released at once.
     pub fn shutdown(mut self, signal: impl Future<Output = ()> + Send + 'static) -> Self {
         self.shutdown = Some(contained("shutdown", signal));
         self

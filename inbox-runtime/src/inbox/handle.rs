@@ -23,7 +23,7 @@ pub struct InboxHandle {
 }
 
 impl InboxHandle {
-    /// Tells the inbox to stop: running handlers finish, everything else is given back at once. Returns at once; wait
+    /// Tells the inbox to stop: running handlers finish, everything else is released at once. Returns at once; wait
     /// with [`join`](Self::join).
     pub fn stop(&self) {
         self.stop.drain.cancel();

@@ -105,7 +105,7 @@ impl Inbox {
     ///
     /// # Cancel safety
     ///
-    /// A message that is being handled when this is dropped is rolled back and comes again when its lease runs out.
+    /// A message that is being handled when this is dropped is rolled back and is redelivered when its lease runs out.
     pub async fn process_one(&mut self, timeout: Duration) -> Result<Option<Outcome>, Error> {
         // Later than the clock can tell is never.
         let deadline = Instant::now().checked_add(timeout);
@@ -144,7 +144,7 @@ impl Inbox {
         Ok(self.report().since(&before))
     }
 
-    /// Gives back what is in hand and waits, for a few seconds at most, until the broker knows what was acknowledged: for
+    /// Releases what is fetched and waits, for a few seconds at most, until the broker knows what was acknowledged: for
     /// jobs that end after [`process_one`](Self::process_one) or [`run_until_idle`](Self::run_until_idle). Dropped, an inbox
     /// does the same in the background, for which a program that ends may leave no time.
     pub async fn close(mut self) {
@@ -164,7 +164,7 @@ impl Inbox {
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it stops at once: handlers are rolled back and their messages come again when their leases run out.
+    /// Dropped, it stops at once: handlers are rolled back and their messages are redelivered when their leases run out.
     pub async fn run(self) -> Result<Report, Error> {
         self.drive().await
     }

@@ -177,7 +177,7 @@ pub(super) fn subscriptions(handlers: &[Planned], ack_wait: Duration) -> Vec<Sub
             Subscription::new(meta.group, subject)
                 .start(meta.start)
                 .ack_wait(ack_wait)
-                // For each worker one that it handles, one in hand, and one that is being settled.
+                // For each worker one that it handles, one prefetched, and one that is being settled.
                 .max_in_flight(meta.concurrency as usize * 3)
                 .timeout(meta.timeout)
                 .stream(meta.stream.map(str::to_owned))

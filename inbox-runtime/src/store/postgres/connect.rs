@@ -50,7 +50,7 @@ impl PostgresStore {
 }
 
 /// Whether the server process behind a connection changes from statement to statement, or two connections share one. No, if
-/// that can't be found out, as where the server has no second connection to give.
+/// that can't be detected, as where the server has no second connection to give.
 async fn is_pooled(one: &mut PgConnection, options: &PgConnectOptions) -> bool {
     let ask = async {
         let mut two = options.connect().await?;

@@ -46,7 +46,7 @@ impl PostgresSession {
     }
 
     /// Closes the connection and ends what runs on it. Returns whether the transaction was committed, asked on another
-    /// connection; `None` if that can't be found out.
+    /// connection; `None` if that can't be detected.
     pub(super) async fn resolve(&mut self) -> Option<bool> {
         let xid = self.xid().map(str::to_owned);
         let (pool, pid) = (self.store.pool.clone(), self.pid);
