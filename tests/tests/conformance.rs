@@ -1,6 +1,6 @@
 //! The brokers of the runtime pass the checks that a broker of a user's own is put to.
 
-use inbox_runtime::testing::conformance::{BrokerRules, SUBJECT, broker};
+use inbox_runtime::testing::conformance::{BrokerRules, broker};
 #[cfg(feature = "kafka")]
 use inbox_tests::KafkaCluster;
 #[cfg(feature = "nats")]
@@ -9,12 +9,16 @@ use inbox_tests::{EmbeddedFile, EmbeddedMemory, TestBroker};
 use tokio::sync::Mutex;
 
 async fn conforms<B: TestBroker>() {
-    let rules = BrokerRules::default().leases(B::LEASES).counts(B::COUNTS);
+    let subject = "order.created";
+    let rules = BrokerRules::default()
+        .subject(subject)
+        .leases(B::LEASES)
+        .counts(B::COUNTS);
     // They last as long as their clients.
     let made = Mutex::new(Vec::new());
     let fresh = async || {
         let broker = B::fresh().await;
-        broker.spread(SUBJECT).await;
+        broker.spread(subject).await;
         let client = broker.connect();
         made.lock().await.push(broker);
         client

@@ -10,8 +10,6 @@ use crate::{
     delivery::{Delivery, Message},
 };
 
-/// The subject of every message that the checks publish.
-pub const SUBJECT: &str = "conformance.created";
 /// How long a message that must come is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long nothing must come.
@@ -23,6 +21,7 @@ type Taken<B> = (Delivery, LeaseOf<B>);
 /// What a broker does differently from the one that all is said of, which is NATS JetStream.
 #[derive(Clone, Copy, Debug)]
 pub struct BrokerRules {
+    subject: &'static str,
     leases: bool,
     counts: bool,
 }
@@ -30,6 +29,7 @@ pub struct BrokerRules {
 impl Default for BrokerRules {
     fn default() -> Self {
         Self {
+            subject: "conformance.created",
             leases: true,
             counts: true,
         }
@@ -37,6 +37,13 @@ impl Default for BrokerRules {
 }
 
 impl BrokerRules {
+    /// The subject of every message that the checks publish (default `conformance.created`), where a broker must be told of it before.
+    #[must_use]
+    pub const fn subject(mut self, subject: &'static str) -> Self {
+        self.subject = subject;
+        self
+    }
+
     /// Whether the lease of a delivery runs out, after which another consumer gets the message (the default). On Kafka the message
     /// stays with the consumer that has its partition.
     #[must_use]
@@ -54,7 +61,7 @@ impl BrokerRules {
 }
 
 /// Puts a broker to every check, one after the other. `fresh` makes a broker without groups, on which nothing was published to
-/// [`SUBJECT`]; it is called once for each check. A clone of a broker is another client of the same one.
+/// the subject; it is called once for each check. A clone of a broker is another client of the same one.
 ///
 /// It takes some seconds, since leases have to run out.
 ///
@@ -109,12 +116,14 @@ struct Client<B> {
 impl<B: Broker + Clone> Client<B> {
     async fn publish(&self, id: impl Into<String>) {
         let id = id.into();
-        let message = Message::new(SUBJECT, format!("payload of {id}")).id(id);
+        let message = Message::new(self.rules.subject, format!("payload of {id}")).id(id);
         self.broker.publish(message).await.expect("a message can be published");
     }
 
     async fn source(&self, group: &str, ack_wait: Duration) -> B::Source {
-        let subscription = Subscription::new(group, SUBJECT).ack_wait(ack_wait).max_in_flight(16);
+        let subscription = Subscription::new(group, self.rules.subject)
+            .ack_wait(ack_wait)
+            .max_in_flight(16);
         let sources = self.broker.clone().subscribe(vec![subscription]).await;
         let mut sources = sources.expect("a group can subscribe");
         assert_eq!(sources.len(), 1, "a subscription has one source");
@@ -128,7 +137,10 @@ impl<B: Broker + Clone> Client<B> {
     async fn a_message_arrives_as_it_was_published(self) {
         self.publish("m1").await;
         let (delivery, lease) = next::<B>(&mut self.group().await).await;
-        assert_eq!(delivery.subject, SUBJECT, "a delivery has the subject of its message");
+        assert_eq!(
+            delivery.subject, self.rules.subject,
+            "a delivery has the subject of its message"
+        );
         let payload = delivery.payload.as_deref();
         assert_eq!(
             payload,

@@ -2,4 +2,4 @@
 
 mod broker;
 
-pub use broker::{BrokerRules, SUBJECT, broker};
+pub use broker::{BrokerRules, broker};
