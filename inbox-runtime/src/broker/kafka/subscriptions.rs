@@ -25,7 +25,7 @@ pub(super) const BROKERS_PART: &str = "brokers";
 /// The limit where the database tells a duplicate at the cost of a look-up.
 const MAX_UNCOMMITTED: usize = 2000;
 /// The limit where each record that may be a redelivery is handled, one at a time, with its attempt on record before.
-const MAX_UNCOMMITTED_UNCLAIMED: usize = 64;
+const MAX_UNCOMMITTED_UNCLAIMED: usize = 16;
 
 /// One handler's subscription.
 #[derive(Debug)]
