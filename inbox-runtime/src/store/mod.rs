@@ -25,6 +25,8 @@ mod migrate;
 mod migrations;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod reader;
 mod rows;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod schema;

@@ -2,11 +2,7 @@
 //! somebody else's statement.
 
 use futures_util::future::BoxFuture;
-use sqlx::{
-    Postgres, Row,
-    postgres::{PgArguments, PgRow},
-    query::Query,
-};
+use sqlx::{Postgres, Row, postgres::PgArguments, query::Query};
 
 use super::{
     errors::{self, Meaning, Step, meaning, own_statement, unavailable},
@@ -16,6 +12,7 @@ use crate::store::{
     AttemptKey, AttemptLimit, AttemptStore, BeginAttempt, Fingerprint, StoreError,
     begin_attempt::KnownMessage,
     encoding::{StoredKey, attempts},
+    reader::RowReader,
 };
 
 const FIND_HANDLED: &str = "
@@ -89,16 +86,6 @@ pub(super) async fn end_attempt(tx: &mut OwnTx, key: &StoredKey) -> Result<(), S
     ended.map_err(own_statement).map(drop)
 }
 
-fn read_known(row: &PgRow) -> sqlx::Result<KnownMessage> {
-    Ok(KnownMessage {
-        handled: row.try_get("handled")?,
-        dead_lettered: row.try_get("dead_lettered")?,
-        attempts: row.try_get("attempts")?,
-        unfinished: row.try_get("unfinished")?,
-        last_error: row.try_get("last_error")?,
-    })
-}
-
 impl PostgresStore {
     async fn known(&self, key: &StoredKey, claimed: Option<&str>) -> Result<KnownMessage, StoreError> {
         let mut tx = self.begin_read().await?;
@@ -108,7 +95,7 @@ impl PostgresStore {
             .await
             .map_err(own_statement)?;
         tx.end().await?;
-        read_known(&row).map_err(unavailable)
+        RowReader(&row).known().map_err(unavailable)
     }
 
     /// Notes that an attempt begins, and counts it or not. Returns how many are counted.

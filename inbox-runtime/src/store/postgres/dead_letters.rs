@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use sqlx::{Row, postgres::PgRow};
+use sqlx::Row;
 
 use super::{
     attempts::{clear, end_attempt, keyed},
@@ -14,8 +14,9 @@ use super::{
 use crate::{
     failpoint::failpoint,
     store::{
-        DeadLetter, DeadLetterStatus, DeadLetterStore, Fingerprint, NewDeadLetter, ReplayToken, StoreError, Stranded,
-        encoding::{Charset, StoredKey, attempts, from_millis, millis, read_headers, reason, to_millis, write_headers},
+        DeadLetter, DeadLetterStore, NewDeadLetter, ReplayToken, StoreError, Stranded,
+        encoding::{Charset, StoredKey, millis, to_millis, write_headers},
+        reader::{RowReader, read_all},
     },
 };
 
@@ -161,65 +162,6 @@ async fn update_replayed(
     Ok(done.rows_affected())
 }
 
-fn read_key(row: &PgRow) -> sqlx::Result<StoredKey> {
-    Ok(StoredKey {
-        group: row.try_get("consumer_group")?,
-        handler: row.try_get("handler")?,
-        position: row.try_get("position")?,
-        message_id: row.try_get("message_id")?,
-        fingerprint: row.try_get("fingerprint")?,
-    })
-}
-
-fn read_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {
-    let replay_requested_at = row.try_get::<Option<i64>, _>("replay_requested_at")?.map(from_millis);
-    Ok(DeadLetter {
-        id: row.try_get("id")?,
-        group: row.try_get("consumer_group")?,
-        handler: row.try_get("handler")?,
-        subject: row.try_get("subject")?,
-        message_id: row.try_get("message_id")?,
-        position: row.try_get("position")?,
-        fingerprint: Fingerprint::from_i64(row.try_get("fingerprint")?),
-        headers: read_headers(row.try_get("headers")?)?,
-        payload: row.try_get::<Option<Vec<u8>>, _>("payload")?.map(Into::into),
-        message_key: row.try_get::<Option<Vec<u8>>, _>("message_key")?.map(Into::into),
-        published_at: row.try_get::<Option<i64>, _>("published_at")?.map(from_millis),
-        reason: reason(row.try_get("reason")?)?,
-        error: row.try_get("error")?,
-        attempts: attempts(row.try_get("attempts")?),
-        first_failed_at: from_millis(row.try_get("first_failed_at")?),
-        dead_at: from_millis(row.try_get("dead_at")?),
-        status: match replay_requested_at {
-            Some(_) => DeadLetterStatus::Replaying,
-            None => DeadLetterStatus::Dead,
-        },
-        replay_requested_at,
-    })
-}
-
-fn read_leased(row: &PgRow) -> sqlx::Result<(DeadLetter, ReplayToken)> {
-    let letter = read_letter(row)?;
-    let token = ReplayToken {
-        id: letter.id,
-        lease: row.try_get("replay_lease")?,
-    };
-    Ok((letter, token))
-}
-
-fn read_stranded(row: &PgRow) -> sqlx::Result<Stranded> {
-    Ok(Stranded {
-        group: row.try_get("consumer_group")?,
-        handler: row.try_get("handler")?,
-        letters: row.try_get("letters")?,
-    })
-}
-
-/// Reads every row.
-fn read_all<T>(rows: &[PgRow], read: impl Fn(&PgRow) -> sqlx::Result<T>) -> Result<Vec<T>, StoreError> {
-    rows.iter().map(read).collect::<sqlx::Result<_>>().map_err(unavailable)
-}
-
 impl DeadLetterStore for PostgresStore {
     fn write_dead_letter<'a>(&'a self, letter: &'a NewDeadLetter) -> BoxFuture<'a, Result<bool, StoreError>> {
         Box::pin(async move {
@@ -247,7 +189,10 @@ impl DeadLetterStore for PostgresStore {
                 .await
                 .map_err(own_statement)?;
             tx.end().await?;
-            row.as_ref().map(read_letter).transpose().map_err(unavailable)
+            row.as_ref()
+                .map(|row| RowReader(row).letter())
+                .transpose()
+                .map_err(unavailable)
         })
     }
 
@@ -269,7 +214,7 @@ impl DeadLetterStore for PostgresStore {
                 .await
                 .map_err(own_statement)?;
             tx.end().await?;
-            read_all(&rows, read_letter)
+            read_all(&rows, RowReader::letter).map_err(unavailable)
         })
     }
 
@@ -283,7 +228,7 @@ impl DeadLetterStore for PostgresStore {
                 .await
                 .map_err(own_statement)?;
             if let Some(row) = &deleted {
-                clear(&mut tx, &read_key(row).map_err(unavailable)?).await?;
+                clear(&mut tx, &RowReader(row).key().map_err(unavailable)?).await?;
             }
             tx.commit().await?;
             Ok(deleted.is_some())
@@ -303,7 +248,7 @@ impl DeadLetterStore for PostgresStore {
                 tx.commit().await?;
                 return Ok(None);
             };
-            let key = read_key(&row).map_err(unavailable)?;
+            let key = RowReader(&row).key().map_err(unavailable)?;
             if !row.try_get::<bool, _>("replay_taken").map_err(unavailable)? {
                 clear(&mut tx, &key).await?;
             }
@@ -345,7 +290,7 @@ impl DeadLetterStore for PostgresStore {
                 .await
                 .map_err(own_statement)?;
             tx.commit().await?;
-            read_all(&rows, read_leased)
+            read_all(&rows, RowReader::leased).map_err(unavailable)
         })
     }
 
@@ -396,7 +341,7 @@ impl DeadLetterStore for PostgresStore {
                 .await
                 .map_err(own_statement)?;
             tx.end().await?;
-            read_all(&rows, read_stranded)
+            read_all(&rows, RowReader::stranded).map_err(unavailable)
         })
     }
 }

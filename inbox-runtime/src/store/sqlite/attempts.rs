@@ -1,11 +1,7 @@
 //! Attempts in SQLite, whose times are milliseconds since 1970.
 
 use futures_util::future::BoxFuture;
-use sqlx::{
-    Row, Sqlite,
-    query::Query,
-    sqlite::{SqliteArguments, SqliteRow},
-};
+use sqlx::{Row, Sqlite, query::Query, sqlite::SqliteArguments};
 
 use super::{
     errors::{own_statement, unavailable},
@@ -15,6 +11,7 @@ use crate::store::{
     AttemptKey, AttemptLimit, AttemptStore, BeginAttempt, Fingerprint, StoreError,
     begin_attempt::KnownMessage,
     encoding::{Charset, StoredKey, attempts},
+    reader::RowReader,
 };
 
 const FIND_HANDLED: &str = "
@@ -95,16 +92,6 @@ pub(super) async fn end_attempt(tx: &mut Writer, key: &StoredKey) -> Result<(), 
     ended.map_err(own_statement).map(drop)
 }
 
-fn read_known(row: &SqliteRow) -> sqlx::Result<KnownMessage> {
-    Ok(KnownMessage {
-        handled: row.try_get("handled")?,
-        dead_lettered: row.try_get("dead_lettered")?,
-        attempts: row.try_get("attempts")?,
-        unfinished: row.try_get("unfinished")?,
-        last_error: row.try_get("last_error")?,
-    })
-}
-
 impl SqliteStore {
     async fn known(&self, key: &StoredKey, claimed: Option<&str>) -> Result<KnownMessage, StoreError> {
         let mut conn = self.acquire().await?;
@@ -113,7 +100,7 @@ impl SqliteStore {
             .fetch_one(&mut *conn)
             .await
             .map_err(own_statement)?;
-        read_known(&row).map_err(unavailable)
+        RowReader(&row).known().map_err(unavailable)
     }
 
     /// Notes that an attempt begins, and counts it or not. Returns how many are counted.

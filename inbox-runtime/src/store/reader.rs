@@ -1,0 +1,101 @@
+//! Reads the rows of the tables for attempts and dead letters, whose columns have the same names on every database.
+
+use sqlx::{ColumnIndex, Decode, Row, Type};
+
+use super::{
+    begin_attempt::KnownMessage,
+    claim::Fingerprint,
+    encoding::{StoredKey, attempts, from_millis, read_headers, reason},
+    rows::{DeadLetter, DeadLetterStatus, ReplayToken, Stranded},
+};
+
+/// A row that is being read.
+pub(super) struct RowReader<'a, R>(pub(super) &'a R);
+
+impl<R> RowReader<'_, R>
+where
+    R: Row,
+    for<'n> &'n str: ColumnIndex<R>,
+    for<'r> bool: Decode<'r, R::Database> + Type<R::Database>,
+    for<'r> i64: Decode<'r, R::Database> + Type<R::Database>,
+    for<'r> String: Decode<'r, R::Database> + Type<R::Database>,
+    for<'r> Vec<u8>: Decode<'r, R::Database> + Type<R::Database>,
+{
+    pub(super) fn key(self) -> sqlx::Result<StoredKey> {
+        let Self(row) = self;
+        Ok(StoredKey {
+            group: row.try_get("consumer_group")?,
+            handler: row.try_get("handler")?,
+            position: row.try_get("position")?,
+            message_id: row.try_get("message_id")?,
+            fingerprint: row.try_get("fingerprint")?,
+        })
+    }
+
+    pub(super) fn known(self) -> sqlx::Result<KnownMessage> {
+        let Self(row) = self;
+        Ok(KnownMessage {
+            handled: row.try_get("handled")?,
+            dead_lettered: row.try_get("dead_lettered")?,
+            attempts: row.try_get("attempts")?,
+            unfinished: row.try_get("unfinished")?,
+            last_error: row.try_get("last_error")?,
+        })
+    }
+
+    pub(super) fn letter(self) -> sqlx::Result<DeadLetter> {
+        let Self(row) = self;
+        let replay_requested_at = row.try_get::<Option<i64>, _>("replay_requested_at")?.map(from_millis);
+        Ok(DeadLetter {
+            id: row.try_get("id")?,
+            group: row.try_get("consumer_group")?,
+            handler: row.try_get("handler")?,
+            subject: row.try_get("subject")?,
+            message_id: row.try_get("message_id")?,
+            position: row.try_get("position")?,
+            fingerprint: Fingerprint::from_i64(row.try_get("fingerprint")?),
+            headers: read_headers(&row.try_get::<Vec<u8>, _>("headers")?)?,
+            payload: row.try_get::<Option<Vec<u8>>, _>("payload")?.map(Into::into),
+            message_key: row.try_get::<Option<Vec<u8>>, _>("message_key")?.map(Into::into),
+            published_at: row.try_get::<Option<i64>, _>("published_at")?.map(from_millis),
+            reason: reason(&row.try_get::<String, _>("reason")?)?,
+            error: row.try_get("error")?,
+            attempts: attempts(row.try_get("attempts")?),
+            first_failed_at: from_millis(row.try_get("first_failed_at")?),
+            dead_at: from_millis(row.try_get("dead_at")?),
+            status: match replay_requested_at {
+                Some(_) => DeadLetterStatus::Replaying,
+                None => DeadLetterStatus::Dead,
+            },
+            replay_requested_at,
+        })
+    }
+
+    /// A letter, with the lease under which it is replayed.
+    pub(super) fn leased(self) -> sqlx::Result<(DeadLetter, ReplayToken)> {
+        let Self(row) = self;
+        let letter = self.letter()?;
+        let token = ReplayToken {
+            id: letter.id,
+            lease: row.try_get("replay_lease")?,
+        };
+        Ok((letter, token))
+    }
+
+    pub(super) fn stranded(self) -> sqlx::Result<Stranded> {
+        let Self(row) = self;
+        Ok(Stranded {
+            group: row.try_get("consumer_group")?,
+            handler: row.try_get("handler")?,
+            letters: row.try_get("letters")?,
+        })
+    }
+}
+
+/// Reads every row.
+pub(super) fn read_all<'r, R, T>(
+    rows: &'r [R],
+    read: impl Fn(RowReader<'r, R>) -> sqlx::Result<T>,
+) -> sqlx::Result<Vec<T>> {
+    rows.iter().map(|row| read(RowReader(row))).collect()
+}
