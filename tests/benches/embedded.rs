@@ -10,7 +10,6 @@
 use std::{
     path::Path,
     process::{Command, Stdio},
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -18,6 +17,7 @@ use inbox_runtime::{
     Broker, Bytes, Embedded, Inbox, Lease, Message, Source, Subscription, inbox_handler,
     sqlx::{self, Connection, SqliteConnection, SqlitePool, sqlite::SqliteConnectOptions},
 };
+use parking_lot::Mutex;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -42,7 +42,7 @@ async fn latency(tx: &mut SqliteConnection, payload: Bytes) -> Result<(), inbox_
         .parse()
         .map_err(std::io::Error::other)?;
     let took = now().saturating_sub(Duration::from_nanos(sent));
-    TIMES.lock().unwrap_or_else(PoisonError::into_inner).push(took);
+    TIMES.lock().push(took);
     Ok(())
 }
 
@@ -143,7 +143,7 @@ async fn latencies(between_processes: bool) -> Result<(f64, f64), Error> {
     tokio::time::sleep(Duration::from_millis(500)).await;
     inbox.stop();
     inbox.join().await?;
-    let mut times = std::mem::take(&mut *TIMES.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut times = std::mem::take(&mut *TIMES.lock());
     times.sort_unstable();
     let at = |share: usize| times.get(times.len() * share / 100).copied().unwrap_or_default();
     Ok((at(50).as_secs_f64() * 1e3, at(99).as_secs_f64() * 1e3))

@@ -5,13 +5,14 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
 
 use inbox_runtime::{Broker, BrokerError, Delivery, Lease, Message, Published, Source, SourceStatus, Subscription};
+use parking_lot::Mutex;
 
 /// What is run when an acknowledgement is about to be sent.
 type Watcher = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
@@ -40,7 +41,7 @@ struct Faults {
 impl Faults {
     /// Panics if that call is to.
     fn panic_in(&self, call: &'static str) {
-        let mut panics = self.panics.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut panics = self.panics.lock();
         if let Some(left) = panics.get_mut(call).filter(|left| **left > 0) {
             *left -= 1;
             drop(panics);
@@ -50,7 +51,7 @@ impl Faults {
 
     /// What comes before every acknowledgement: the watcher's look, then perhaps the loss.
     async fn before_ack(&self) -> Result<(), BrokerError> {
-        let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let watcher = self.watcher.lock().clone();
         if let Some(watcher) = watcher {
             watcher().await;
         }
@@ -63,7 +64,7 @@ impl Faults {
 
 impl Faults {
     fn altered(&self, mut delivery: Delivery) -> Delivery {
-        let alter = self.alter.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let alter = self.alter.lock().clone();
         if let Some(alter) = alter {
             alter(&mut delivery);
         }
@@ -101,7 +102,7 @@ impl<B> Flaky<B> {
         F: Future<Output = ()> + Send + 'static,
     {
         let watcher: Watcher = Arc::new(move || Box::pin(watcher()));
-        *self.faults.watcher.lock().unwrap_or_else(PoisonError::into_inner) = Some(watcher);
+        *self.faults.watcher.lock() = Some(watcher);
     }
 
     /// The next `count` pulls fail.
@@ -111,25 +112,25 @@ impl<B> Flaky<B> {
 
     /// The next `count` calls of that method of a source or a lease panic. `drop` is the destructor of a lease.
     pub fn panic_in(&self, call: &'static str, count: u32) {
-        let mut panics = self.faults.panics.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut panics = self.faults.panics.lock();
         panics.insert(call, count);
     }
 
     /// How many of the panics of that method are still to come.
     #[must_use]
     pub fn panics_left(&self, call: &'static str) -> u32 {
-        let panics = self.faults.panics.lock().unwrap_or_else(PoisonError::into_inner);
+        let panics = self.faults.panics.lock();
         panics.get(call).copied().unwrap_or_default()
     }
 
     /// Deliveries are changed so before anybody gets them, from now on.
     pub fn alter(&self, alter: impl Fn(&mut Delivery) + Send + Sync + 'static) {
-        *self.faults.alter.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(alter));
+        *self.faults.alter.lock() = Some(Arc::new(alter));
     }
 
     /// What the sources that are opened from now on say about themselves.
     pub fn say(&self, status: SourceStatus) {
-        *self.faults.status.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
+        *self.faults.status.lock() = Some(status);
     }
 
     /// How many pulls were made.
@@ -225,12 +226,7 @@ impl<S: Source> Source for FlakySource<S> {
 
     fn status(&self) -> SourceStatus {
         self.faults.panic_in("status");
-        let said = self
-            .faults
-            .status
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let said = self.faults.status.lock().clone();
         said.unwrap_or_else(|| self.inner.status())
     }
 }

@@ -1,8 +1,9 @@
 //! Which handlers are linked into a test, without running any.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use inbox_runtime::{HandlerMeta, Inbox};
+use parking_lot::Mutex;
 
 /// The handlers of a group, in the order of their subjects.
 pub async fn linked(group: &'static str) -> Vec<HandlerMeta> {
@@ -11,13 +12,13 @@ pub async fn linked(group: &'static str) -> Vec<HandlerMeta> {
     let built = Inbox::builder()
         .select(move |meta| {
             if meta.group == group {
-                sink.lock().unwrap_or_else(PoisonError::into_inner).push(meta.clone());
+                sink.lock().push(meta.clone());
             }
             false
         })
         .build()
         .await;
     assert!(built.is_err(), "an inbox without handlers started");
-    let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = found.lock();
     found.clone()
 }

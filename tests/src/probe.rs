@@ -4,13 +4,14 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use inbox_runtime::{Handled, HandlerError, Message, Meta};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::database::TestConnection;
@@ -159,19 +160,21 @@ struct Inner {
 impl Probe {
     /// Handlers do what `script` says, from now on. Without a script they succeed.
     pub fn script(&self, script: impl Fn(&Call) -> Step + Send + Sync + 'static) {
-        *lock(&self.0.script) = Some(Arc::new(script));
+        *self.0.script.lock() = Some(Arc::new(script));
     }
 
     /// Every run so far, in the order in which they began.
     #[must_use]
     pub fn calls(&self) -> Vec<Call> {
-        lock(&self.0.calls).clone()
+        self.0.calls.lock().clone()
     }
 
     /// How often a group's handler has run on a message.
     #[must_use]
     pub fn runs(&self, group: &str, id: &str) -> u32 {
-        lock(&self.0.runs)
+        self.0
+            .runs
+            .lock()
             .get(&(group.to_owned(), id.to_owned()))
             .copied()
             .unwrap_or_default()
@@ -180,14 +183,14 @@ impl Probe {
     /// How often handlers have run.
     #[must_use]
     pub fn total(&self) -> usize {
-        lock(&self.0.calls).len()
+        self.0.calls.lock().len()
     }
 
     /// A handler begins: notes the call and says what to do.
     pub fn enter(&self, meta: &Meta, order: Order) -> (Call, Step) {
         let (group, id) = (meta.group().to_owned(), meta.message_id().to_owned());
         let run = {
-            let mut runs = lock(&self.0.runs);
+            let mut runs = self.0.runs.lock();
             let run = runs.entry((group.clone(), id.clone())).or_default();
             *run += 1;
             *run
@@ -201,8 +204,8 @@ impl Probe {
             key: meta.idempotency_key(),
             at: Instant::now(),
         };
-        lock(&self.0.calls).push(call.clone());
-        let script = lock(&self.0.script).clone();
+        self.0.calls.lock().push(call.clone());
+        let script = self.0.script.lock().clone();
         let step = script.map_or(Step::Ok, |script| script(&call));
         (call, step)
     }
@@ -214,10 +217,6 @@ impl fmt::Debug for Probe {
             .field("total", &self.total())
             .finish_non_exhaustive()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Step {
@@ -263,7 +262,7 @@ impl Step {
             Self::Exec(sql) => tx.exec(sql).await?,
             Self::Nested(sql, commit) => tx.nested(sql, commit).await?,
             Self::LeakNested => tx.leak_nested().await?,
-            Self::Raise(error) => return Err(lock(&error).take().expect("raised once")),
+            Self::Raise(error) => return Err(error.lock().take().expect("raised once")),
             Self::PanicInTask(text) => tokio::spawn(async move { std::panic::panic_any(text) }).await?,
             Self::PanicInDrop(next) => {
                 let _bomb = Bomb(true);

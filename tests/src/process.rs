@@ -3,10 +3,11 @@
 use std::{
     os::unix::process::ExitStatusExt,
     process::{ExitStatus, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 pub use rustix::process::Signal;
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, BufReader},
@@ -148,14 +149,14 @@ impl Pipe {
         let reader = tokio::spawn(async move {
             let mut lines = BufReader::new(from).lines();
             while let Ok(Some(line)) = lines.next_line().await {
-                into.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+                into.lock().push(line);
             }
         });
         Self { lines, reader }
     }
 
     fn lines(&self) -> Vec<String> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lines.lock().clone()
     }
 
     /// Every line, once nobody can write any more.

@@ -1,9 +1,8 @@
 //! A source's status for health and metrics: which of its parts are blocked, and its lag.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::excerpt::excerpt;
 
@@ -98,6 +97,6 @@ impl SourceStatus {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -1,10 +1,8 @@
 //! The messages of a handler that wait for one of its workers.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::VecDeque;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 
 use crate::pipeline::{Job, LeaseGuard, LeaseKeeper};
@@ -40,10 +38,7 @@ impl Queue {
     }
 
     pub(super) fn push(&self, queued: Queued) {
-        self.jobs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push_back(queued);
+        self.jobs.lock().push_back(queued);
         self.waiting.add_permits(1);
     }
 
@@ -53,7 +48,7 @@ impl Queue {
             Err(TryAcquireError::NoPermits) => return None,
             Err(TryAcquireError::Closed) => {}
         }
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        self.jobs.lock().pop_front()
     }
 
     /// `None` when the queue is closed and empty.
@@ -61,7 +56,7 @@ impl Queue {
         if let Ok(permit) = self.waiting.acquire().await {
             permit.forget();
         }
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        self.jobs.lock().pop_front()
     }
 
     pub(super) fn close(&self) {

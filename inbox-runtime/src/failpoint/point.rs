@@ -1,10 +1,8 @@
 //! The named points on the path of a message, and the watch that a harness keeps on one task.
 
-use std::{
-    fmt, future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{fmt, future, sync::Arc};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::{delivery::Delivery, handler::HandlerMeta, identity, outcome::Outcome};
@@ -261,7 +259,7 @@ impl Watch {
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 }
 

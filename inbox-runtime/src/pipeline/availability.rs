@@ -1,10 +1,8 @@
 //! Whether a pipeline can work, and why not: what keeps it from pulling and makes its handler not ready.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::{backoff::Backoff, excerpt::excerpt};
@@ -98,5 +96,5 @@ impl Availability {
 }
 
 fn lock(cause: &Mutex<Option<String>>) -> MutexGuard<'_, Option<String>> {
-    cause.lock().unwrap_or_else(PoisonError::into_inner)
+    cause.lock()
 }

@@ -3,13 +3,14 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use futures_util::future::join_all;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -109,7 +110,7 @@ impl LeaseKeeper {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, LeaseEntry>> {
-        self.0.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.entries.lock()
     }
 }
 

@@ -1,9 +1,8 @@
 //! Attempts that are on record, were never made, and could not be taken off the record.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::HashMap;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::store::AttemptKey;
 
@@ -23,6 +22,6 @@ impl PendingRefunds {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<AttemptKey, u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

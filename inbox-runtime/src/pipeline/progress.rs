@@ -1,12 +1,8 @@
 //! Whether a pipeline makes progress: when it last did, what waits for its back-off, whether acknowledgements fail.
 
-use std::{
-    cmp::Reverse,
-    collections::BinaryHeap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// After so long without an acknowledgement, those that failed say nothing about now.
@@ -96,7 +92,7 @@ impl ProgressTracker {
     }
 
     fn lock(&self) -> MutexGuard<'_, Progress> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

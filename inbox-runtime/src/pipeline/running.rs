@@ -1,11 +1,8 @@
 //! The messages that a pipeline is handling, so that a handler that blocks its thread can be reported.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// The messages that one pipeline is handling. Clones share them.
@@ -47,7 +44,7 @@ impl Running {
     }
 
     fn lock(&self) -> MutexGuard<'_, RunningMessages> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -8,12 +8,9 @@
 //!
 //! Nobody waits here with an open transaction, and nobody waits for a handler that blocks its thread past its timeout.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::Notify,
     time::{Instant, timeout_at},
@@ -142,7 +139,7 @@ impl SoloGate {
     }
 
     fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 

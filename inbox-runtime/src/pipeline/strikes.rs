@@ -1,11 +1,8 @@
 //! Counts the failures of a message that may be its own fault or the database's, until it is known whose they are.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::store::AttemptKey;
@@ -95,7 +92,7 @@ impl Strikes {
     }
 
     fn lock(&self) -> MutexGuard<'_, StrikeBook> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

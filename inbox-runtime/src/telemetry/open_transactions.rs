@@ -1,11 +1,8 @@
 //! Tracks the open handler transactions, for the age of the oldest: a long one holds back a database's vacuum.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// The open transactions of one pipeline. Clones share them.
@@ -40,7 +37,7 @@ impl OpenTransactions {
     }
 
     fn lock(&self) -> MutexGuard<'_, BegunTransactions> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

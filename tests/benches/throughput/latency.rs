@@ -3,7 +3,6 @@
 
 use std::{
     process::Command,
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -11,6 +10,7 @@ use inbox_runtime::{
     Broker, Embedded, Inbox, Json, Message, inbox_handler,
     sqlx::{self, PgConnection, PgPool, postgres::PgPoolOptions},
 };
+use parking_lot::Mutex;
 
 use crate::Error;
 
@@ -41,7 +41,7 @@ fn now() -> u64 {
 #[inbox_handler(group = "latency", subject = "latency.sent")]
 async fn sent(_tx: &mut PgConnection, Json(sent): Json<Sent>) -> Result<(), sqlx::Error> {
     let took = Duration::from_nanos(now().saturating_sub(sent.at));
-    TOOK.lock().unwrap_or_else(PoisonError::into_inner).push(took);
+    TOOK.lock().push(took);
     Ok(())
 }
 
@@ -88,7 +88,7 @@ async fn measured(
     broker: impl Broker,
     publishing: impl Future<Output = Result<(), Error>>,
 ) -> Result<(), Error> {
-    TOOK.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    TOOK.lock().clear();
     let builder = Inbox::builder().store(pool.clone()).broker(broker).groups(["latency"]);
     let inbox = builder.spawn().await?;
     while !inbox.health().ready {
@@ -97,7 +97,7 @@ async fn measured(
     publishing.await?;
     let start = Instant::now();
     let mut took = loop {
-        let took = TOOK.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let took = TOOK.lock().clone();
         if took.len() >= MESSAGES {
             break took;
         }

@@ -4,13 +4,14 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
 
 use inbox_runtime::{Kafka, Message};
+use parking_lot::Mutex;
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
     admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication},
@@ -138,10 +139,7 @@ impl KafkaCluster {
         })
         .await;
         let round_robin = RoundRobin { partitions, next: 0 };
-        self.topics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(topic, round_robin);
+        self.topics.lock().insert(topic, round_robin);
     }
 
     /// Grows the topic of a subject to that many partitions.
@@ -251,10 +249,7 @@ impl KafkaCluster {
         while self.in_sync(subject).await.is_some() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        self.topics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&topic);
+        self.topics.lock().remove(&topic);
     }
 
     /// Deletes a group with its offsets. Its members must have left; a busy server may notice that a moment later.
@@ -326,7 +321,7 @@ impl KafkaCluster {
     pub async fn try_settled(&self, group: &str, subject: &str) -> KafkaResult<Option<Settled>> {
         let unsettled = self.kafka.unsettled(group).await as u64;
         let topics: Vec<String> = {
-            let topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+            let topics = self.topics.lock();
             let wildcard = subject.strip_suffix('>');
             let is_ours = |topic: &&String| {
                 let topic = &topic[self.prefix.len()..];
@@ -357,7 +352,7 @@ impl KafkaCluster {
 
     /// Advances a topic's round robin.
     fn next_partition(&self, topic: &str) -> Option<RoundRobin> {
-        let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut topics = self.topics.lock();
         let partition = topics.get_mut(topic)?;
         partition.next += 1;
         Some(*partition)
@@ -396,7 +391,7 @@ impl KafkaCluster {
         request: impl FnOnce(&BaseConsumer) -> T + Send + 'static,
     ) -> T {
         let consumer = {
-            let mut consumers = self.observer.consumers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut consumers = self.observer.consumers.lock();
             let consumer = consumers.entry(group.to_owned()).or_insert_with(|| {
                 let consumer = ClientConfig::new()
                     .set("bootstrap.servers", &self.brokers)
@@ -491,10 +486,7 @@ impl TestBroker for KafkaCluster {
             partitions: PARTITIONS,
             next: 0,
         };
-        self.topics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(topic, round_robin);
+        self.topics.lock().insert(topic, round_robin);
     }
 
     async fn publish(&self, message: Message) {
@@ -550,7 +542,7 @@ impl fmt::Debug for KafkaCluster {
 impl Drop for Observer {
     fn drop(&mut self) {
         // Dropping a client blocks.
-        let consumers = std::mem::take(self.consumers.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let consumers = std::mem::take(self.consumers.get_mut());
         std::thread::spawn(move || drop(consumers));
     }
 }

@@ -1,12 +1,9 @@
 //! NATS JetStream for tests: each test has an account on a shared server, or a server of its own.
 
-use std::{
-    fmt::Write as _,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fmt::Write as _, time::Duration};
 
 use inbox_runtime::{Message, Nats};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::{JetStream, Settled, TestBroker};
@@ -40,7 +37,7 @@ const SUBJECTS: [&str; 11] = [
 /// so there are no more servers than are needed.
 fn account() -> JetStream {
     static SHARED: Mutex<(Vec<Server>, u32)> = Mutex::new((Vec::new(), ACCOUNTS));
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut shared = SHARED.lock();
     if shared.1 == ACCOUNTS {
         let mut config = "accounts {\n".to_owned();
         for number in 0..ACCOUNTS {

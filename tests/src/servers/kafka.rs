@@ -5,9 +5,10 @@ use std::{
     net::TcpStream,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::OnceLock,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::Signal;
 
 use super::{child::data_folder, command, download::downloaded, free_port, run, service::Service, up_to_three_times};
@@ -425,5 +426,5 @@ fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
 /// Servers of one process start one after the other: several at once would take the processor from the tests for long.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    TURN.lock()
 }

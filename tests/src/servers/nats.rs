@@ -6,10 +6,10 @@ use std::{
     net::TcpStream,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use rustix::process::Signal;
 
 use super::{child::data_folder, command, download::downloaded, free_port, run, service::Service, up_to_three_times};
@@ -67,7 +67,7 @@ impl Nats {
     ///
     /// When it doesn't start.
     pub fn resume(&self) -> Result<(), String> {
-        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let config = self.config.lock().clone();
         fs::write(self.service.folder().join("nats.conf"), config).map_err(|error| error.to_string())?;
         let mut nats = command(&self.program, false);
         nats.args(["-c", "nats.conf", "-js", "-sd", "data", "-a", "127.0.0.1"]);
@@ -79,7 +79,7 @@ impl Nats {
 
     /// Sets what its configuration file says from its next start on.
     pub fn configure(&self, config: &str) {
-        config.clone_into(&mut self.config.lock().unwrap_or_else(PoisonError::into_inner));
+        config.clone_into(&mut self.config.lock());
     }
 
     fn is_healthy(&self) -> io::Result<bool> {

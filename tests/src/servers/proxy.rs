@@ -1,10 +1,11 @@
 //! A TCP proxy before a server that cuts connections when it is told to, and counts the round trips to PostgreSQL.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc,
     atomic::{AtomicU16, AtomicU64, Ordering},
 };
 
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -101,7 +102,7 @@ impl Proxy {
 
     /// Cuts the connection of the next request that has `pattern` in it.
     pub fn cut_once(&self, pattern: &str, cut: Cut) {
-        *self.state.rule.lock().unwrap_or_else(PoisonError::into_inner) = Some((pattern.as_bytes().to_vec(), cut));
+        *self.state.rule.lock() = Some((pattern.as_bytes().to_vec(), cut));
     }
 
     /// How many connections were cut for a pattern.
@@ -178,7 +179,7 @@ async fn requests(state: &State, mut from: OwnedReadHalf, mut to: OwnedWriteHalf
 impl State {
     /// What is to happen to a request. A rule is used once.
     fn cut(&self, request: &[u8]) -> Option<Cut> {
-        let mut rule = self.rule.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rule = self.rule.lock();
         let (pattern, cut) = rule.as_ref()?;
         if !request.windows(pattern.len()).any(|window| window == pattern) {
             return None;

@@ -4,9 +4,9 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::Signal;
 
 use super::{Server, child::kill_all_in};
@@ -71,7 +71,7 @@ impl Service {
     }
 
     fn server(&self) -> MutexGuard<'_, Option<Server>> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+        self.server.lock()
     }
 }
 

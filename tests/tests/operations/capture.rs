@@ -3,11 +3,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::LazyLock,
 };
 
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData};
+use parking_lot::{Mutex, MutexGuard};
 use tracing::{
     Event, Subscriber,
     field::{Field, Visit},
@@ -152,5 +153,5 @@ impl Visit for Values {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

@@ -1,12 +1,9 @@
 //! The pages have the tables that the code has. `UPDATE_DOCS=1` writes them anew.
 
-use std::{
-    fs,
-    path::PathBuf,
-    sync::{Mutex, PoisonError},
-};
+use std::{fs, path::PathBuf};
 
 use inbox_runtime::{Outcome, config, telemetry};
+use parking_lot::Mutex;
 
 fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
@@ -17,7 +14,7 @@ static PAGES: Mutex<()> = Mutex::new(());
 
 /// Compares the table behind `head` in a page, or writes it.
 fn assert_table(page: &str, head: &str, rows: &[String]) {
-    let _turn = PAGES.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = PAGES.lock();
     let path = repository(page);
     let text = fs::read_to_string(&path).expect(page);
     let (before, rest) = text.split_once(head).unwrap_or_else(|| panic!("no `{head}` in {page}"));

@@ -224,7 +224,7 @@ async fn f18_each_run_has_a_transaction_of_its_own() {
     eventually("all is settled", || world.settled("thrice")).await;
     inbox.stop();
     inbox.join().await.expect("stopped");
-    let mut ids = own::TRANSACTIONS.lock().expect("ids").clone();
+    let mut ids = own::TRANSACTIONS.lock().clone();
     ids.sort();
     ids.dedup();
     assert_eq!(ids.len(), 3, "{ids:?}");

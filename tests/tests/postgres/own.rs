@@ -1,16 +1,13 @@
 //! Handlers that do what only a handler for PostgreSQL can do.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    task::Poll,
-    time::Duration,
-};
+use std::{task::Poll, time::Duration};
 
 use inbox_runtime::{
     Embedded, Inbox, InboxBuilder, Json, Meta, State, inbox_handler,
     sqlx::{self, Connection, PgConnection, PgPool},
 };
 use inbox_tests::{Order, TestConnection, TestDatabase};
+use parking_lot::Mutex;
 
 use crate::World;
 
@@ -66,7 +63,7 @@ async fn thrice(tx: &mut PgConnection, Json(_): Json<Order>, meta: Meta) -> Resu
         .fetch_one(&mut *tx)
         .await?;
     let run = {
-        let mut ids = TRANSACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ids = TRANSACTIONS.lock();
         ids.push(id);
         ids.len()
     };

@@ -1,9 +1,10 @@
 //! Texts that aren't ours are cut, in the tables and in the log.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use inbox_runtime::Outcome;
 use inbox_tests::{Step, TestBroker, TestDatabase, World, embedded_suite, next};
+use parking_lot::Mutex;
 
 embedded_suite!(
     g48_an_error_of_megabytes_is_cut_in_the_tables,

@@ -1,7 +1,8 @@
 //! The acks of one process that wait to be written.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 use crate::broker::BrokerError;
@@ -48,6 +49,6 @@ impl AckQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, AckQueueState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -1,7 +1,7 @@
 //! The background tasks of a process: notices writes of other processes, deletes settled messages, warns of idle consumers.
 
 use std::{
-    sync::{Arc, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -21,7 +21,7 @@ use crate::{broker::BrokerError, error_chain::text};
 
 /// Starts the tasks unless they run: they end with the tokio runtime on which they were started.
 pub(super) fn ensure_running(shared: &Arc<EmbeddedShared>) {
-    let mut tasks = shared.background.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut tasks = shared.background.tasks.lock();
     if !tasks.is_empty() && !tasks.iter().any(JoinHandle::is_finished) {
         return;
     }

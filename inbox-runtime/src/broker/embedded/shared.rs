@@ -1,7 +1,8 @@
 //! What the clones, sources and leases of an embedded broker share.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, OnceCell},
     task::JoinHandle,
@@ -35,7 +36,7 @@ pub(super) struct BackgroundTasks {
 
 impl Drop for BackgroundTasks {
     fn drop(&mut self) {
-        let tasks = self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let tasks = self.tasks.get_mut();
         tasks.iter().for_each(JoinHandle::abort);
     }
 }

@@ -1,6 +1,8 @@
 //! Wakes the pulls of this process that wait for a message.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use super::consumer::Consumer;
 use crate::broker::subject;
@@ -12,7 +14,7 @@ pub(super) struct Wakeups(Mutex<Vec<Weak<Consumer>>>);
 impl Wakeups {
     /// Adds a source's consumer, until that is dropped.
     pub(super) fn add(&self, consumer: &Arc<Consumer>) {
-        let mut consumers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut consumers = self.0.lock();
         consumers.retain(|other| other.strong_count() > 0);
         consumers.push(Arc::downgrade(consumer));
     }
@@ -48,7 +50,7 @@ impl Wakeups {
     }
 
     fn consumers(&self) -> Vec<Arc<Consumer>> {
-        let consumers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let consumers = self.0.lock();
         consumers.iter().filter_map(Weak::upgrade).collect()
     }
 }

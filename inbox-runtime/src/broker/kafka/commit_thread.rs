@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::MutexGuard;
 use rdkafka::{
     Offset,
     consumer::{CommitMode, Consumer},
@@ -96,25 +97,21 @@ fn wait_due(group: &Group, not_before: Instant) -> Option<MutexGuard<'_, GroupSt
         let retry_at = progress().filter_map(CommitProgress::retry_at).min();
         match retry_at {
             _ if is_due && (pause.is_zero() || state.commit_now) => return Some(state),
-            _ if is_due => state = wait(group, state, pause),
-            Some(retry_at) => state = wait(group, state, retry_at.saturating_duration_since(now)),
-            None if !state.waiters.is_empty() => state = wait(group, state, WAITER_CHECK),
+            _ if is_due => wait(group, &mut state, pause),
+            Some(retry_at) => wait(group, &mut state, retry_at.saturating_duration_since(now)),
+            None if !state.waiters.is_empty() => wait(group, &mut state, WAITER_CHECK),
             None => {
                 state.commit_now = false;
                 state.commit_idle = true;
-                state = group.commit_wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
+                group.commit_wanted.wait(&mut state);
                 state.commit_idle = false;
             }
         }
     }
 }
 
-fn wait<'a>(group: &Group, state: MutexGuard<'a, GroupState>, time: Duration) -> MutexGuard<'a, GroupState> {
-    let (state, _) = group
-        .commit_wanted
-        .wait_timeout(state, time)
-        .unwrap_or_else(PoisonError::into_inner);
-    state
+fn wait(group: &Group, state: &mut MutexGuard<'_, GroupState>, time: Duration) {
+    group.commit_wanted.wait_for(state, time);
 }
 
 /// Commits, and returns the result of each offset: the broker may refuse one and commit the others.

@@ -3,10 +3,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot, watch};
 
 use super::{
@@ -163,7 +164,7 @@ impl Group {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, GroupState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Wakes everybody who waits for deliveries to be settled or offsets to be committed.
@@ -317,7 +318,7 @@ impl Group {
     }
 
     fn lock_recreated(&self) -> MutexGuard<'_, Vec<RecreatedTopic>> {
-        self.recreated.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recreated.lock()
     }
 }
 

@@ -3,10 +3,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use rdkafka::{
     Statistics,
     error::{KafkaError, RDKafkaErrorCode},
@@ -131,7 +132,7 @@ impl GroupHealth {
     }
 
     fn log_other(&self, code: RDKafkaErrorCode, text: &str) {
-        let mut logged = self.others_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.others_logged.lock();
         let now = Instant::now();
         let last = logged.get(&code.to_string());
         if last.is_none_or(|last| now.duration_since(*last) > OTHER_LOG_INTERVAL) {
@@ -141,6 +142,6 @@ impl GroupHealth {
     }
 
     fn lock_blocked(&self) -> MutexGuard<'_, BTreeMap<String, RDKafkaErrorCode>> {
-        self.blocked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.blocked.lock()
     }
 }

@@ -1,6 +1,8 @@
 //! The running groups of a `Kafka` and its clones.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
 
 use super::group::Group;
 
@@ -14,13 +16,13 @@ pub(super) struct Groups {
 
 impl Groups {
     pub(super) fn add(&self, group: &Arc<Group>) {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.list.lock();
         list.retain(|group| group.strong_count() > 0);
         list.push(Arc::downgrade(group));
     }
 
     pub(super) fn running(&self) -> Vec<Arc<Group>> {
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.list.lock();
         list.iter().filter_map(Weak::upgrade).collect()
     }
 }

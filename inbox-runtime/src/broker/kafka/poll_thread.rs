@@ -191,10 +191,11 @@ fn leave(group: &Group, client: Arc<Client>) {
     // Their queues hold the client.
     drop(partitions);
     group.commit_wanted.notify_all();
-    let committing = group
+    let mut state = group.lock();
+    group
         .settled
-        .wait_timeout_while(group.lock(), COMMIT_TIMEOUT, |state| state.committing);
-    drop(committing);
+        .wait_while_for(&mut state, |state| state.committing, COMMIT_TIMEOUT);
+    drop(state);
     // Dropping it leaves the group, with its callbacks on this thread. An explicit close would make the drop log an
     // error.
     drop(client);

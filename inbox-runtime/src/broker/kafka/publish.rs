@@ -1,11 +1,8 @@
 //! Publishing: one producer for all clones of a `Kafka`, created on first use.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode},
     metadata::MetadataTopic,
@@ -40,7 +37,7 @@ pub(super) struct ProducerCell(Mutex<Option<Producer>>);
 
 impl ProducerCell {
     fn get(&self, options: &KafkaOptions) -> Result<Producer, BrokerError> {
-        let mut cell = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cell = self.0.lock();
         if let Some(producer) = &*cell {
             return Ok(producer.clone());
         }
@@ -57,7 +54,7 @@ impl ProducerCell {
 
     /// Drops the producer; the next publish creates another one.
     fn discard(&self) {
-        let producer = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let producer = self.0.lock().take();
         drop_on_thread(producer);
     }
 }
@@ -71,7 +68,7 @@ fn drop_on_thread(producer: Option<Producer>) {
 
 impl Drop for ProducerCell {
     fn drop(&mut self) {
-        drop_on_thread(self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        drop_on_thread(self.0.get_mut().take());
     }
 }
 

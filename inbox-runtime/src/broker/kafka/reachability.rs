@@ -1,10 +1,8 @@
 //! Whether a client can reach the brokers, and if not, why: the most telling recent cause.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use rdkafka::error::RDKafkaErrorCode;
 
 use super::errors;
@@ -87,7 +85,7 @@ impl Reachability {
     }
 
     fn lock(&self) -> MutexGuard<'_, ConnectionState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,10 +1,8 @@
 //! Rebalances: taking over assigned partitions, and draining revoked ones.
 
-use std::{
-    sync::{Arc, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::MutexGuard;
 use rdkafka::{
     TopicPartitionList,
     consumer::{Consumer, RebalanceProtocol},
@@ -94,22 +92,18 @@ pub(super) fn revoke(group: &Group, client: &Client, revoked: &TopicPartitionLis
 /// Waits until the partitions' deliveries are settled, then until their offsets are committed, each within a limit.
 fn drain<'a>(
     group: &Group,
-    state: MutexGuard<'a, GroupState>,
+    mut state: MutexGuard<'a, GroupState>,
     ids: &[TopicPartition],
     timeout: Duration,
 ) -> MutexGuard<'a, GroupState> {
     let any =
         |state: &GroupState, is: fn(&Partition) -> bool| ids.iter().any(|id| state.partitions.get(id).is_some_and(is));
-    let drained = group
-        .settled
-        .wait_timeout_while(state, timeout, |state| any(state, Partition::is_in_flight));
-    let (mut state, _) = drained.unwrap_or_else(PoisonError::into_inner);
+    let is_in_flight = |state: &mut GroupState| any(state, Partition::is_in_flight);
+    group.settled.wait_while_for(&mut state, is_in_flight, timeout);
     state.commit_now = true;
     group.commit_wanted.notify_all();
-    let committed = group.settled.wait_timeout_while(state, COMMIT_TIMEOUT, |state| {
-        any(state, |partition| partition.progress.uncommitted().is_some())
-    });
-    let (state, _) = committed.unwrap_or_else(PoisonError::into_inner);
+    let is_uncommitted = |state: &mut GroupState| any(state, |partition| partition.progress.uncommitted().is_some());
+    group.settled.wait_while_for(&mut state, is_uncommitted, COMMIT_TIMEOUT);
     state
 }
 

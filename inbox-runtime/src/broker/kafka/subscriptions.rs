@@ -4,12 +4,13 @@ use std::{
     ops::Index,
     slice::Iter,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{topic_names, topic_partition::TopicPartition};
@@ -84,13 +85,13 @@ impl TopicSubscription {
 
     /// Sets the number of messages that the group has not acknowledged; `None` if unknown.
     pub(super) fn set_lag(&self, lag: Option<u64>) {
-        *self.lag_known_at.lock().unwrap_or_else(PoisonError::into_inner) = lag.map(|_| Instant::now());
+        *self.lag_known_at.lock() = lag.map(|_| Instant::now());
         self.status.set_lag(lag);
     }
 
     /// Makes a lag unknown that is older than `max_age`.
     fn expire_lag(&self, max_age: Duration) {
-        let mut known_at = self.lag_known_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known_at = self.lag_known_at.lock();
         if known_at.take_if(|known_at| known_at.elapsed() > max_age).is_some() {
             self.status.set_lag(None);
         }

@@ -1,8 +1,9 @@
 //! Batches the acks of one durable: many are published, the last one is a request whose answer confirms all.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{error::RequestError, jetstream::JetStream, limits::SETTLE_TIMEOUT};
@@ -36,7 +37,7 @@ impl AckBatcher {
     pub(super) async fn ack(self: &Arc<Self>, jetstream: &Arc<JetStream>, subject: String) -> Result<(), RequestError> {
         let (done, confirmed) = oneshot::channel();
         let is_first = {
-            let mut batch = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut batch = self.0.lock();
             batch.acks.push(PendingAck { subject, done });
             !std::mem::replace(&mut batch.sending, true)
         };
@@ -49,7 +50,7 @@ impl AckBatcher {
 
     /// The next batch. After `None` the sending task must end.
     fn take(&self) -> Option<Vec<PendingAck>> {
-        let mut batch = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut batch = self.0.lock();
         batch.sending = !batch.acks.is_empty();
         batch.sending.then(|| std::mem::take(&mut batch.acks))
     }

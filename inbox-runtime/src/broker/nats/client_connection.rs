@@ -3,13 +3,14 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use async_nats::{Client, Event, ServerError, connection::State};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
@@ -73,11 +74,11 @@ impl ConnectionEvents {
     }
 
     fn last_error(&self) -> MutexGuard<'_, Option<String>> {
-        self.last_error.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last_error.lock()
     }
 
     fn violations(&self) -> MutexGuard<'_, PermissionViolations> {
-        self.violations.lock().unwrap_or_else(PoisonError::into_inner)
+        self.violations.lock()
     }
 }
 
@@ -106,7 +107,7 @@ impl ClientConnection {
     }
 
     fn live(&self) -> Option<LiveClient> {
-        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let live = self.live.lock();
         live.as_ref().filter(|live| !live.ended.load(Ordering::SeqCst)).cloned()
     }
 
@@ -122,7 +123,7 @@ impl ClientConnection {
         }
         let live = self.connect().await?;
         let client = live.client.clone();
-        let old = self.live.lock().unwrap_or_else(PoisonError::into_inner).replace(live);
+        let old = self.live.lock().replace(live);
         if let Some(old) = old {
             self.earlier_connects.fetch_add(connects(&old.client), Ordering::SeqCst);
             tracing::warn!("the task of the NATS client library had ended; a new client was created");
@@ -211,7 +212,7 @@ impl ClientConnection {
 
     /// The number of connects so far. It grows before the library reports the new connection.
     pub(super) fn connects(&self) -> u64 {
-        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let live = self.live.lock();
         self.earlier_connects.load(Ordering::SeqCst) + live.as_ref().map_or(0, |live| connects(&live.client))
     }
 

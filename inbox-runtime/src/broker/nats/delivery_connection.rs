@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -11,6 +11,7 @@ use std::{
 
 use async_nats::{ServerAddr, rustls::ClientConfig};
 use bytes::BytesMut;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     sync::{Notify, mpsc, watch},
@@ -145,7 +146,7 @@ impl DeliveryConnection {
 
     /// Starts the task unless it runs; it ends with its tokio runtime. Returns whether it was started.
     fn ensure_running(&self) -> Result<bool, BrokerError> {
-        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut task = self.task.lock();
         if task.as_ref().is_some_and(|task| !task.is_finished()) {
             return Ok(false);
         }
@@ -213,7 +214,7 @@ impl DeliveryConnection {
 
 impl Drop for DeliveryConnection {
     fn drop(&mut self) {
-        let task = self.task.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let task = self.task.get_mut();
         if let Some(task) = task.take() {
             task.abort();
         }
@@ -226,7 +227,7 @@ fn sub_op(subject: &str, sid: u64) -> String {
 
 impl DeliveryShared {
     fn lock(&self) -> MutexGuard<'_, DeliveryState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Queues an operation. Returns whether there is a connection.

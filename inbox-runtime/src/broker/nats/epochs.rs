@@ -1,9 +1,8 @@
 //! The creation times of the streams that were published to: a part of each position, requested once for each stream.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
 
 /// A cache of creation times, by stream.
 #[derive(Debug, Default)]
@@ -29,7 +28,7 @@ impl StreamEpochs {
     /// When the stream was created; `None` if it has to be requested. A sequence number that is not larger than an
     /// earlier one belongs to a stream that was recreated.
     pub(super) fn get(&self, stream: &str, seq: u64, duplicate: bool) -> Option<Created> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         let epoch = all.get_mut(stream)?;
         if duplicate {
             return Some(epoch.created);
@@ -44,7 +43,7 @@ impl StreamEpochs {
     }
 
     pub(super) fn insert(&self, stream: &str, created: Created, last: u64) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         all.insert(stream.to_owned(), Epoch { created, last });
     }
 }

@@ -1,10 +1,8 @@
 //! Settles deliveries: ack, nak, progress.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{durable::Durable, jetstream::JetStream, limits::SETTLE_TIMEOUT};
@@ -44,7 +42,7 @@ impl NatsLease {
 
     /// The time since the delivery or the last progress.
     pub(super) fn age(&self) -> Duration {
-        self.renewed_at.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+        self.renewed_at.lock().elapsed()
     }
 
     /// Whether the message may have been redelivered. The server's clock started earlier than ours, by the network delay.
@@ -109,7 +107,7 @@ impl Lease for NatsLease {
         }
         let now = Instant::now();
         self.send("+WPI".to_owned()).await?;
-        *self.renewed_at.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        *self.renewed_at.lock() = now;
         Ok(())
     }
 }

@@ -5,10 +5,11 @@ use std::{
     collections::HashMap,
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak},
+    sync::{Arc, LazyLock, OnceLock, Weak},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{
     sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch},
     time::Instant,
@@ -38,7 +39,7 @@ impl SharedFile {
     /// The one of that path.
     pub(super) fn of(path: PathBuf) -> Arc<Self> {
         static FILES: LazyLock<Mutex<HashMap<PathBuf, Weak<SharedFile>>>> = LazyLock::new(Mutex::default);
-        let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = FILES.lock();
         files.retain(|_, file| file.strong_count() > 0);
         if let Some(file) = files.get(&path).and_then(Weak::upgrade) {
             return file;
