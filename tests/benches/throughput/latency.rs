@@ -145,7 +145,7 @@ async fn idle(name: &str, url: &str, broker: impl Broker) -> Result<(), Error> {
 }
 
 /// The processor time of this process so far.
-fn cpu() -> Result<Duration, Error> {
+pub(crate) fn cpu() -> Result<Duration, Error> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     // Behind the name, which may have spaces: the times are the 12th and 13th field, in hundredths of a second.
     let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();

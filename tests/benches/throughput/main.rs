@@ -6,7 +6,8 @@
 //!
 //! Both run in turn, several rounds each, on the server of `DATABASE_URL`; the medians are compared, since single rounds
 //! swing. The messages come from memory, so that what is measured is ours and the database's. `INBOX_BENCH_ROUNDS` (5) and
-//! `INBOX_BENCH_SECONDS` (3, of one round) make it longer or shorter.
+//! `INBOX_BENCH_SECONDS` (3, of one round) make it longer or shorter;
+//! `INBOX_BENCH_CONNECTIONS` (1,4,16) says how many there are.
 //!
 //! With `--features postgres,nats` and the server `nats` besides, the same handlers also take their messages from a
 //! JetStream stream on the disk, from the first request to the last acknowledgement: `nats-postgres`. With `kafka` in both
@@ -78,7 +79,16 @@ trait Way: Sized {
     async fn filled(count: u64) -> Result<Option<Self::Broker>, Error>;
 }
 
-/// Messages a second of one group with that outcome, from a broker that never runs dry.
+/// What a run came to.
+#[derive(Clone, Copy)]
+struct Rate {
+    /// Messages a second.
+    messages: f64,
+    /// Processor time of this process a message, in microseconds; that of the servers is not in it.
+    cpu: f64,
+}
+
+/// The rate of one group with that outcome, from a broker that never runs dry.
 async fn measure(
     pool: &PgPool,
     group: &str,
@@ -86,25 +96,29 @@ async fn measure(
     time: Duration,
     outcome: Outcome,
     stop: impl FnOnce(&InboxHandle),
-) -> Result<f64, Error> {
+) -> Result<Rate, Error> {
     let builder = Inbox::builder().store(pool.clone()).broker(broker).groups([group]);
     let inbox = builder.build().await?;
-    let start = Instant::now();
+    let (start, cpu) = (Instant::now(), latency::cpu()?);
     let inbox = inbox.spawn();
     tokio::time::sleep(time).await;
     let counted = inbox.report().count(outcome);
-    let elapsed = start.elapsed();
+    let (elapsed, cpu) = (start.elapsed(), latency::cpu()? - cpu);
     stop(&inbox);
     let report = inbox.join().await?;
     if counted == 0 || report.failed + report.deferred + report.dead_lettered > 0 {
         return Err(format!("not a clean run: {report}").into());
     }
     #[expect(clippy::cast_precision_loss, reason = "counts of messages are small")]
-    Ok(counted as f64 / elapsed.as_secs_f64())
+    let counted = counted as f64;
+    Ok(Rate {
+        messages: counted / elapsed.as_secs_f64(),
+        cpu: cpu.as_secs_f64() * 1e6 / counted,
+    })
 }
 
 /// The same from memory.
-async fn ours(pool: &PgPool, group: &str, feed: Feed, time: Duration, outcome: Outcome) -> Result<f64, Error> {
+async fn ours(pool: &PgPool, group: &str, feed: Feed, time: Duration, outcome: Outcome) -> Result<Rate, Error> {
     let tap = feed.clone();
     measure(pool, group, feed, time, outcome, |inbox| {
         tap.close();
@@ -115,7 +129,7 @@ async fn ours(pool: &PgPool, group: &str, feed: Feed, time: Duration, outcome: O
 
 /// The rates from a broker's server: exactly_once and at_least_once.
 #[cfg(any(feature = "nats", feature = "kafka"))]
-async fn whole_way<W: Way>(pool: &PgPool, connections: u32, time: Duration) -> Result<Option<(f64, f64)>, Error> {
+async fn whole_way<W: Way>(pool: &PgPool, connections: u32, time: Duration) -> Result<Option<(Rate, Rate)>, Error> {
     // More than can be handled in that time.
     let count = 15_000 * time.as_secs().max(1);
     let mut rates = Vec::new();
@@ -135,13 +149,13 @@ async fn whole_way<W: Way>(pool: &PgPool, connections: u32, time: Duration) -> R
 struct Rates {
     simple: Vec<f64>,
     prepared: Vec<f64>,
-    fresh: Vec<f64>,
-    duplicate: Vec<f64>,
-    plain: Vec<f64>,
+    fresh: Vec<Rate>,
+    duplicate: Vec<Rate>,
+    plain: Vec<Rate>,
     #[cfg(feature = "nats")]
-    nats: Vec<(f64, f64)>,
+    nats: Vec<(Rate, Rate)>,
     #[cfg(feature = "kafka")]
-    kafka: Vec<(f64, f64)>,
+    kafka: Vec<(Rate, Rate)>,
 }
 
 fn median(rates: &[f64]) -> f64 {
@@ -150,24 +164,41 @@ fn median(rates: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
+/// The median rate, and the median of the processor time.
+fn medians(rates: &[Rate]) -> Rate {
+    let of = |value: fn(&Rate) -> f64| median(&rates.iter().map(value).collect::<Vec<_>>());
+    Rate {
+        messages: of(|rate| rate.messages),
+        cpu: of(|rate| rate.cpu),
+    }
+}
+
 /// What the rates of a broker's server come to.
 #[cfg(any(feature = "nats", feature = "kafka"))]
-fn whole_way_ratios<W: Way>(connections: u32, rates: &[(f64, f64)], simple: f64) -> Vec<String> {
+fn whole_way_ratios<W: Way>(connections: u32, rates: &[(Rate, Rate)], simple: f64) -> Vec<String> {
     if rates.is_empty() {
         return Vec::new();
     }
     let (fresh, plain): (Vec<_>, Vec<_>) = rates.iter().copied().unzip();
-    let (fresh, plain) = (median(&fresh), median(&plain));
+    let (fresh, plain) = (medians(&fresh), medians(&plain));
     println!(
-        "{connections:>2} connections, {}: exactly_once {fresh:.0}/s, at_least_once {plain:.0}/s",
-        W::NAME
+        "{connections:>2} connections, {}: exactly_once {:.0}/s, {:.0} µs of this process each; at_least_once {:.0}/s, {:.0} µs",
+        W::NAME,
+        fresh.messages,
+        fresh.cpu,
+        plain.messages,
+        plain.cpu
     );
     vec![
-        format!("ratio {}-postgres/fresh/{connections} = {:.2}", W::NAME, fresh / simple),
+        format!(
+            "ratio {}-postgres/fresh/{connections} = {:.2}",
+            W::NAME,
+            fresh.messages / simple
+        ),
         format!(
             "ratio {}-postgres/at_least_once/{connections} = {:.2}",
             W::NAME,
-            plain / simple
+            plain.messages / simple
         ),
     ]
 }
@@ -239,7 +270,7 @@ async fn round_trips(url: &str, time: Duration) -> Result<(f64, f64, f64), Error
     ] {
         let before = proxy.round_trips();
         let start = Instant::now();
-        let rate = ours(&pool, group, feed, time, outcome).await?;
+        let rate = ours(&pool, group, feed, time, outcome).await?.messages;
         let messages = rate * start.elapsed().as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "counts of round trips are small")]
         counts.push((proxy.round_trips() - before) as f64 / messages);
@@ -285,25 +316,31 @@ async fn throughput(url: &str, rounds: u64, time: Duration) -> Result<(), Error>
     let script = folder.path().join("message.sql");
     std::fs::write(&script, SCRIPT)?;
     let mut ratios = Vec::new();
-    for connections in [1, 4, 16] {
+    let numbers = std::env::var("INBOX_BENCH_CONNECTIONS").unwrap_or_else(|_| "1,4,16".to_owned());
+    for connections in numbers.split(',') {
+        let connections: u32 = connections.parse()?;
         let mut rates = Rates::default();
         for _ in 0..rounds {
             round(url, connections, time, &script, &mut rates).await?;
         }
         let (simple, prepared) = (median(&rates.simple), median(&rates.prepared));
-        let (fresh, duplicate, plain) = (median(&rates.fresh), median(&rates.duplicate), median(&rates.plain));
+        let (fresh, duplicate, plain) = (medians(&rates.fresh), medians(&rates.duplicate), medians(&rates.plain));
         println!(
-            "{connections:>2} connections: pgbench simple {simple:.0}/s, prepared {prepared:.0}/s; exactly_once {fresh:.0}/s, \
-             duplicates {duplicate:.0}/s, at_least_once {plain:.0}/s"
+            "{connections:>2} connections: pgbench simple {simple:.0}/s, prepared {prepared:.0}/s; exactly_once {:.0}/s, {:.0} µs \
+             of this process each; duplicates {:.0}/s, {:.0} µs; at_least_once {:.0}/s, {:.0} µs",
+            fresh.messages, fresh.cpu, duplicate.messages, duplicate.cpu, plain.messages, plain.cpu
         );
-        ratios.push(format!("ratio postgres/fresh/{connections} = {:.2}", fresh / simple));
+        ratios.push(format!(
+            "ratio postgres/fresh/{connections} = {:.2}",
+            fresh.messages / simple
+        ));
         ratios.push(format!(
             "ratio postgres/duplicate/{connections} = {:.2}",
-            duplicate / fresh
+            duplicate.messages / fresh.messages
         ));
         ratios.push(format!(
             "ratio postgres/at_least_once/{connections} = {:.2}",
-            plain / simple
+            plain.messages / simple
         ));
         #[cfg(feature = "nats")]
         ratios.extend(whole_way_ratios::<nats::JetStream>(connections, &rates.nats, simple));
