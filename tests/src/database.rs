@@ -194,7 +194,7 @@ impl SqliteFile {
         SqliteConnection::connect_with(&options).await.expect("a connection")
     }
 
-    /// Rewrites the declaration of a table, and lets everybody who is connected read it anew.
+    /// Rewrites the declaration of a table, and makes everybody who is connected read it again.
     async fn edit_schema(&self, sql: &str) {
         let mut stranger = self.stranger().await;
         stranger.exec("PRAGMA writable_schema = ON").await.expect("set");
@@ -283,7 +283,7 @@ impl TestDatabase for SqliteFile {
     }
 
     async fn unlock(&self, mut lock: SqliteConnection) {
-        lock.exec("ROLLBACK").await.expect("the lock is given back");
+        lock.exec("ROLLBACK").await.expect("the lock is released");
         lock.close().await.expect("closed");
     }
 

@@ -1,9 +1,6 @@
 //! Outages: at the start, while messages are handled, and at the end.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use inbox_tests::{
     KafkaCluster, SqliteFile, Step, eventually,
@@ -15,8 +12,8 @@ use tokio::sync::Semaphore;
 
 use super::{KafkaWorld, stop, wait_for_reason, world_on};
 
-/// The limit of a stop, also on a busy machine: below the shutdown timeout of 25 s.
-const STOP: Duration = Duration::from_secs(20);
+/// What an inbox that is stopped may take at most by its settings: longer than [`stop`] waits.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(300);
 
 async fn server() -> Kafka {
     tokio::task::spawn_blocking(own).await.expect("a server")
@@ -35,13 +32,12 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
     let server = server().await;
     let world = fresh(&server).await;
     world.publish("m1").await;
-    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    let builder = world.builder(&["billing"]).shutdown_timeout(SHUTDOWN_TIMEOUT);
+    let inbox = builder.spawn().await.expect("an inbox");
     eventually("m1 is settled", || world.settled("billing")).await;
     server.kill();
     wait_for_reason(&inbox, "no broker answers").await;
-    let start = Instant::now();
     stop(inbox).await;
-    assert!(start.elapsed() < STOP, "{:?}", start.elapsed());
 
     // The same on one thread, from a start without brokers.
     let clone = world.clone();
@@ -51,11 +47,10 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
             .build()
             .expect("a runtime");
         runtime.block_on(async {
-            let inbox = clone.builder(&["shipping"]).spawn().await.expect("an inbox");
+            let builder = clone.builder(&["shipping"]).shutdown_timeout(SHUTDOWN_TIMEOUT);
+            let inbox = builder.spawn().await.expect("an inbox");
             assert!(!inbox.health().ready);
-            let start = Instant::now();
             stop(inbox).await;
-            assert!(start.elapsed() < STOP, "{:?}", start.elapsed());
         });
     });
     tokio::task::spawn_blocking(move || thread.join())
