@@ -1,4 +1,4 @@
-//! Handlers without a prelude, and beside modules that have the names of crates.
+//! Handlers without a prelude, and beside modules that have the names of crates: a crate of its own, as both hold for all of it.
 #![no_implicit_prelude]
 #![allow(dead_code, reason = "the modules only have to be in scope")]
 #![allow(clippy::unused_async, reason = "a handler is async, whether it waits or not")]

@@ -1,4 +1,4 @@
-//! Handlers in a crate whose lints are as strict as they get. What this shows is that it compiles, and under clippy too.
+//! Handlers in a crate of its own, whose lints are as strict as they get: it compiles, and under clippy too.
 #![forbid(unsafe_code)]
 #![deny(
     warnings,

@@ -32,7 +32,7 @@ pub(crate) const ON_PERSIST: &str = "on-persist";
 pub(crate) const AT_MOST_ONCE: &str = "at-most-once";
 
 async fn b15_at_most_once_acknowledges_before_it_begins<B: TestBroker, D: TestDatabase>() {
-    // For each strategy: what the broker has as settled while the handler runs.
+    // For each strategy: what the broker reports as unsettled while the handler runs.
     for (group, unacked) in [(EXACTLY_ONCE, 1), (ON_SUCCESS, 1), (ON_PERSIST, 1), (AT_MOST_ONCE, 0)] {
         let world = World::<B, D>::new().await;
         world.publish("m1").await;

@@ -231,7 +231,7 @@ async fn retry_after_counts_and_waits<B: TestBroker, D: TestDatabase>() {
     assert_eq!(world.attempts("billing").await, 0);
 }
 
-/// What `?` takes, shown by the fact that it compiles.
+/// What `?` accepts: this test compiles.
 #[test]
 fn the_question_mark_takes_everything_that_becomes_a_boxed_error() {
     fn convert(which: u8) -> Result<(), HandlerError> {

@@ -1,4 +1,4 @@
-//! Attempts: which failures count, how many there are, and what comes after the last.
+//! Attempts: which failures count, how many there are, and what happens after the last.
 
 use std::time::Duration;
 
@@ -123,7 +123,7 @@ async fn f66_a_poison_record_lets_the_others_pass<B: TestBroker, D: TestDatabase
             world.publish(&format!("m{number}")).await;
         }
     }
-    // One that is sound and always fails, too.
+    // And one that can be decoded and always fails.
     world.probe.script(|call| {
         if call.id == "m7" {
             Step::Fail("always")

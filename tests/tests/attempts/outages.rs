@@ -63,7 +63,7 @@ async fn f79_a_locked_message_is_waited_for<B: TestBroker, D: TestDatabase>() {
     for number in 0..MESSAGES {
         world.publish(&format!("m{number}")).await;
     }
-    // A lock of SQLite is one of the whole file, and about no message.
+    // SQLite locks the whole file, not one message's row.
     eventually("it was found locked", || async {
         let report = handle.report();
         report.locked + report.deferred >= 3

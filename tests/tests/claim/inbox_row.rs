@@ -259,7 +259,7 @@ async fn a5_a_claim_by_hand_takes_only_what_can_be_stored<B: TestBroker, D: Test
     assert_eq!(world.database.number("SELECT count(*) FROM inbox_events").await, 0);
 }
 
-/// It lies before the handler and not after it: the commit comes later, by as long as the handler takes.
+/// It is before the handler's run, not after it: the commit is later by as long as the handler takes.
 async fn g50_the_time_of_a_row_is_that_of_its_claim<B: TestBroker, D: TestDatabase>() {
     // Milliseconds by the database's clock, as the guide compares them.
     let (now, stamped) = match D::HANDLERS {

@@ -1,4 +1,4 @@
-//! The same message again: published twice, or delivered again because its acknowledgement was lost.
+//! The same message twice: published twice, or redelivered because its acknowledgement was lost.
 
 use std::sync::{Arc, Mutex};
 
@@ -60,7 +60,7 @@ async fn a2c_b3_f40_l3_a_lost_ack_makes_a_duplicate_that_is_settled<B: TestBroke
     assert_eq!(unsettled(&world, "billing").await, 1);
     assert_eq!((inbox.report().acked, inbox.report().ack_failures), (0, 1));
 
-    // The consumer goes, and another one comes in its place.
+    // The consumer is dropped, and another one takes its place.
     drop(inbox);
     world.lease_runs_out().await;
     let mut inbox = world.inbox(&["billing"]).await;
@@ -88,7 +88,7 @@ async fn b5_nothing_is_acknowledged_before_the_commit<B: TestBroker, D: TestData
     assert!(world.settled("billing").await);
 }
 
-/// Lets the handler begin, and drops everything in its middle.
+/// Lets the handler begin, and drops the delivery while it runs.
 async fn begin_and_drop<B: TestBroker, D: TestDatabase>(world: &World<B, D>, inbox: &mut Inbox) {
     tokio::select! {
         outcome = next(inbox) => panic!("it hangs, and yet ended with {outcome}"),
@@ -251,7 +251,7 @@ async fn l5_without_its_row_an_old_message_is_new<B: TestBroker, D: TestDatabase
     assert!(world.settled("billing").await);
 }
 
-/// How many of a group's messages of `order.created` the broker doesn't have as settled.
+/// How many of a group's messages of `order.created` the broker reports as unsettled.
 async fn unsettled<B: TestBroker, D: TestDatabase>(world: &World<B, D>, group: &str) -> u64 {
     let Settled { waiting, unacked } = world
         .broker

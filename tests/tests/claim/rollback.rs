@@ -99,7 +99,7 @@ async fn a10_after_a_dropped_future_there_is_no_row<B: TestBroker, D: TestDataba
     }
     world.assert_untouched("billing", "m1").await;
     assert!(!world.settled("billing").await);
-    // The same inbox goes on, with another connection.
+    // The same inbox continues on another connection.
     world.lease_runs_out().await;
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     world.assert_done("billing", "m1").await;
@@ -150,7 +150,7 @@ async fn b21_a_call_outside_is_repeated_and_has_a_stable_key<B: TestBroker, D: T
         next(&mut inbox).await;
     }
     world.assert_done("billing", "m1").await;
-    // The probe's list stands for what is outside of the database: nothing takes it back.
+    // The probe's list stands for side effects outside of the database: no rollback undoes them.
     let keys = |group: &str, id: &str| -> Vec<String> {
         let calls = world.probe.calls().into_iter();
         calls
@@ -202,7 +202,7 @@ async fn f17_the_dead_letter_is_not_in_the_failed_transaction<B: TestBroker, D: 
 async fn f18_each_attempt_has_a_transaction_of_its_own<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     world.publish("m1").await;
-    // Each run leaves its number, through its own transaction.
+    // Each run writes its number in its own transaction.
     world.probe.script(|call| match call.run {
         1 => Step::Swallow(
             "INSERT INTO effects (grp, msg_id) VALUES ('run', '1')",

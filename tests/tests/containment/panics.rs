@@ -12,7 +12,7 @@ lean_suite!(
     f75_panics_leave_a_spawned_worker_alive,
 );
 
-/// The worker goes on, on a clean connection.
+/// The worker handles the next message, on a clean connection.
 pub(crate) async fn goes_on<B: TestBroker, D: TestDatabase>(world: &World<B, D>, inbox: &mut Inbox, group: &str) {
     world.probe.script(|_| Step::Ok);
     world.publish("sound").await;
@@ -101,7 +101,7 @@ async fn f75_a_panic_in_deserialize_at_most_once<B: TestBroker, D: TestDatabase>
     assert!(world.settled("fragile-once").await);
 }
 
-/// A version of the program that can't read it came after the one that has handled it.
+/// The version of the program that handled it was replaced by one that can't decode it.
 async fn f75_a_duplicate_whose_deserialize_panics_is_a_duplicate<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     publish_order(&world, "unreadable").await;

@@ -1,4 +1,4 @@
-//! A process is killed at every point on the path of a message, and another one goes on: what is there then.
+//! A process is killed at every point on the path of a message, and another one continues: what is there then.
 //!
 //! Needs `--features failpoints`; without it the tests are listed as ignored.
 
@@ -45,7 +45,7 @@ impl Play {
         for point in first {
             runs += self.kill(&world, point).await;
         }
-        // Where nobody counts deliveries the first one is taken for a redelivery, whose attempt is written first.
+        // Where the broker doesn't count deliveries, the first one counts as a redelivery, whose attempt is written first.
         let counted_first = !B::COUNTS && self.group != "at-most-once";
         if self.left.is_some() || (counted_first && *last == "before_attempt") {
             runs += self.kill(&world, last).await;
@@ -71,7 +71,7 @@ impl Play {
             runs += self.finish(&world, Some(last)).await;
         }
         let mut ended = self.seen(&world).await;
-        // An acknowledgement that died with its process repeats what has no claim.
+        // Without a claim, a message whose acknowledgement was lost with its process is handled twice.
         let repeats = !B::ACKS_AT_ONCE && ["at-least-once", "on-persist"].contains(&self.group);
         if repeats && ended.effects == self.ended.effects + 1 {
             ended.effects -= 1;
@@ -106,7 +106,7 @@ impl Play {
         killed.runs(self.group, "m1")
     }
 
-    /// One process that goes on until everything is settled.
+    /// One process that runs until everything is settled.
     async fn finish<B: TestBroker, D: TestDatabase>(&self, world: &World<B, D>, point: Option<&str>) -> usize {
         let worker = self.worker(world);
         let worker = match point {

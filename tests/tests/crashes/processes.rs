@@ -71,7 +71,7 @@ async fn a_handler_that_aborts_the_process_ends_in_the_dead_letter<B: TestBroker
     );
 }
 
-/// Starts workers one after the other, as an orchestrator does, until everything is settled. Returns how many died of it.
+/// Starts workers one after the other, as an orchestrator does, until everything is settled. Returns how many died.
 async fn deaths<B: TestBroker, D: TestDatabase>(world: &World<B, D>, group: &str, subject: &str, script: &str) -> u32 {
     let mut deaths = 0;
     loop {
@@ -139,7 +139,7 @@ async fn g26_a_killer_behind_quick_messages_ends_as_soon_as_any<B: TestBroker, D
     assert_only_the_killer_is_dead(&world, 3, 41).await;
 }
 
-/// Where nothing is claimed, nothing tells that those before it were handled before.
+/// Without claims, nothing shows that those before it were handled already.
 async fn g26_a_killer_behind_quick_messages_that_are_not_claimed_ends_as_soon_as_any<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     for number in 0..40 {
@@ -182,7 +182,7 @@ async fn b18_random_kills_and_failures_leave_every_effect_once<B: TestBroker, D:
             "not done after {kills} kills and {runs} runs"
         );
         tokio::time::sleep(B::KILLS).await;
-        // However slow the machine is, something is done between two kills.
+        // However slow the machine is, handlers make progress between two kills.
         let so_far = runs + workers.iter().map(Worker::runs_so_far).sum::<usize>();
         if so_far == seen {
             continue;
@@ -222,7 +222,7 @@ async fn f16_a_process_starts_while_a_handler_of_another_has_the_database<B: Tes
     world.assert_untouched("billing", "m1").await;
 }
 
-/// About the two files, which nobody has made before.
+/// About the two files, which don't exist before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f16_eight_processes_start_at_once_on_new_files() {
     for round in 0..if long() { 50 } else { 5 } {

@@ -74,7 +74,7 @@ async fn a_message_that_can_not_be_decoded_is_dead_lettered_at_once<B: TestBroke
         assert_eq!(next(&mut inbox).await, Outcome::DeadLettered, "{group}");
         assert_eq!(world.probe.total(), 0);
         let letter = world.letter(group).await;
-        // Where nobody counts deliveries the first one is taken for a redelivery, and so its attempt is on record.
+        // Where the broker doesn't count deliveries, the first one counts as a redelivery, so its attempt is on record.
         let attempts = u32::from(!B::COUNTS && group != "at-most-once");
         assert_eq!(
             (letter.reason, letter.attempts),

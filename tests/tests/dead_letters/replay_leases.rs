@@ -45,7 +45,7 @@ async fn g08_a_replay_that_is_requested_while_it_runs_runs_once<B: TestBroker, D
         let one = world.builder(&[group]).spawn().await.expect("an inbox");
         world.dead_letters().replay(id).await.expect("marked");
         eventually("it runs", async || world.probe.total() == 1).await;
-        // On SQLite it waits for the handler, which has the one right to write.
+        // On SQLite it waits for the handler, which holds the write lock.
         let letters = world.dead_letters();
         let again = tokio::spawn(async move { letters.replay(id).await });
         let mut other = world.inbox(&[group]).await;
@@ -63,7 +63,7 @@ async fn g08_a_replay_that_is_requested_while_it_runs_runs_once<B: TestBroker, D
     }
 }
 
-/// From now on each letter is leased by somebody else right after it was leased, as if the lease had expired at once.
+/// From now on each letter is leased by another process right after it was leased, as if the lease had expired at once.
 async fn pass_on<B: TestBroker, D: TestDatabase>(world: &World<B, D>) {
     let sql = match D::HANDLERS {
         "postgres" => {

@@ -62,7 +62,7 @@ async fn a_running_inbox_makes_a_replay<B: TestBroker, D: TestDatabase>() {
     assert_eq!(report.processed, 2, "{report}");
 }
 
-/// Not when the pull that waits for messages meanwhile has waited its five seconds.
+/// And not only after the five seconds for which the pending pull waits.
 async fn a_replay_starts_at_once_in_an_idle_inbox<B: TestBroker, D: TestDatabase>() {
     in_time(Duration::from_secs(3), async || {
         let (world, id) = dead::<B, D>().await;
@@ -81,7 +81,7 @@ async fn a_replay_starts_at_once_in_an_idle_inbox<B: TestBroker, D: TestDatabase
     .await;
 }
 
-/// The lease of a dead letter is in the database, which its handler may have for itself.
+/// The lease of a dead letter is in the database, whose write lock its handler may hold.
 async fn a_long_replay_keeps_no_lease_from_being_renewed<B: TestBroker, D: TestDatabase>() {
     let (world, id) = dead::<B, D>().await;
     let gate = Arc::new(Semaphore::new(0));
@@ -127,7 +127,11 @@ async fn a_long_replay_keeps_no_lease_from_being_renewed<B: TestBroker, D: TestD
     assert_eq!(processed, [2, 0]);
     let calls = world.probe.calls();
     let last = calls.last().expect("a call");
-    assert_eq!((last.id.as_str(), last.delivery_count), ("m2", Some(1)), "it came once");
+    assert_eq!(
+        (last.id.as_str(), last.delivery_count),
+        ("m2", Some(1)),
+        "it was delivered once"
+    );
 }
 
 async fn a_replay_has_all_its_attempts_and_leaves_one_letter<B: TestBroker, D: TestDatabase>() {
@@ -148,7 +152,7 @@ async fn a_replay_has_all_its_attempts_and_leaves_one_letter<B: TestBroker, D: T
     assert_eq!(world.probe.runs("billing", "m1"), 4);
     world.assert_untouched("billing", "m1").await;
     let none = inbox.process_one(Duration::from_millis(700)).await.expect("the broker");
-    assert_eq!(none, None, "it waits for somebody again");
+    assert_eq!(none, None, "it is not replayed by itself");
 
     world.probe.script(|_| Step::Ok);
     world.dead_letters().replay(id).await.expect("marked");
@@ -160,7 +164,7 @@ async fn a_replay_has_all_its_attempts_and_leaves_one_letter<B: TestBroker, D: T
 async fn a_replay_of_a_handled_message_is_a_duplicate<B: TestBroker, D: TestDatabase>() {
     let (world, id) = dead::<B, D>().await;
     world.probe.script(|_| Step::Ok);
-    // Its producer has sent it again meanwhile.
+    // Its producer has published it again meanwhile.
     world.publish("m1").await;
     let mut inbox = world.inbox(&["billing"]).await;
     assert_eq!(next(&mut inbox).await, Outcome::Processed);

@@ -25,7 +25,7 @@ fn cargo(folder: &Path, arguments: &[&str]) -> Command {
         .args(arguments)
         .arg("--offline")
         .env("CARGO_TARGET_DIR", folder_of_builds())
-        // Nobody debugs it, and it builds faster so.
+        // It is not debugged, and builds faster without.
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_INCREMENTAL", "0")
         .env_remove("RUSTFLAGS")

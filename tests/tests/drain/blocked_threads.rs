@@ -1,4 +1,4 @@
-//! A handler that blocks its thread while the inbox is told to stop: it is left behind, and nothing of it is committed afterwards.
+//! A handler that blocks its thread while the inbox is stopped: it is left behind, and nothing of it is committed afterwards.
 
 use std::{sync::Arc, time::Duration};
 
@@ -83,14 +83,14 @@ async fn g43_a_failure_of_a_handler_that_was_left_behind_is_not_counted<B: TestB
     assert_eq!(world.letters("billing").await.len(), 0);
 }
 
-/// It was acknowledged before it began, so it is lost, as whatever is rolled back.
+/// It was acknowledged before it began, so a rollback loses it.
 async fn g43_a_handler_that_was_left_behind_at_most_once<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let (handle, latch) = blocked(&world, "at-most-once", Step::Ok).await;
     stop(handle, "at-most-once").await;
     latch.open();
     eventually("the handler returns", async || latch.passed() == 1).await;
-    // On SQLite it has the file until it is rolled back; elsewhere there is nothing to wait for.
+    // On SQLite it holds the write lock until it is rolled back; elsewhere there is nothing to wait for.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(world.database.effects("at-most-once", "m1").await, 0);
     assert!(world.settled("at-most-once").await);

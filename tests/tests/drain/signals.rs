@@ -148,7 +148,7 @@ async fn f78_sigkill_while_draining<B: TestBroker, D: TestDatabase>() {
     assert_eq!((other.all_runs(), other.runs(&case.group, "m0")), (11, 1), "{other:#?}");
 }
 
-/// The signal is noticed and `run()` returns while the handler still blocks, whichever thread it blocks. The process ends
+/// The signal is handled and `run()` returns while the handler still blocks, whichever thread it blocks. The process ends
 /// only with the thread, or by force.
 async fn g43_a_handler_that_blocks_its_thread_is_left_behind<B: TestBroker, D: TestDatabase>() {
     let case = Case::<B, D>::new("one").await;

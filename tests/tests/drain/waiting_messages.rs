@@ -47,7 +47,7 @@ async fn waits_and_is_released<B: TestBroker, D: TestDatabase>(group: &str) -> W
     .await;
     waiting.stop();
     if !B::COUNTS {
-        // Its first message is taken for a redelivery, whose attempt waits for the database too.
+        // Its first message counts as a redelivery, whose attempt waits for the database too.
         gate.add_permits(1);
     }
     // It ends while billing still has the database.

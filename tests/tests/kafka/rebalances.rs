@@ -155,7 +155,7 @@ async fn f74_a_member_whose_instance_id_another_one_has_ends_and_says_so() {
         assert!(error.to_string().contains(part), "{error}");
     }
     world.publish("m2").await;
-    eventually("the second one goes on", async || {
+    eventually("the second one handles it", async || {
         world.probe.runs("billing", "m2") == 1
     })
     .await;

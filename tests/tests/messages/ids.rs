@@ -32,7 +32,7 @@ fn order(number: usize) -> Message {
     Order::new(format!("order-{number}")).to("order.created")
 }
 
-/// Handles what is there, and says how many were processed, duplicates, and dead letters. Everything must be settled.
+/// Handles all messages; returns how many were processed, duplicates, and dead letters. Everything must be settled.
 async fn handle<B: TestBroker, D: TestDatabase>(world: &World<B, D>, group: &str) -> (u64, u64, u64) {
     let mut inbox = world.inbox(&[group]).await;
     let report = inbox.run_until_idle().await.expect("the broker");

@@ -90,7 +90,7 @@ impl<B: TestBroker, D: TestDatabase> Desk<B, D> {
                 assert_eq!(letters.len(), 1, "{shown}");
                 assert_eq!(letters[0].reason, DeadLetterReason::Rejected, "{shown}");
                 assert_eq!(letters[0].payload, message.payload, "{shown}");
-                // Where nobody counts deliveries a group's first one is taken for a redelivery, and so it is on record.
+                // Where the broker doesn't count deliveries, a group's first one counts as a redelivery, so its attempt is on record.
                 let counted = u32::from(!B::COUNTS);
                 assert!(letters[0].attempts <= counted, "it never reached the handler: {shown}");
             }
@@ -259,7 +259,7 @@ async fn an_optional_payload_is_none_when_it_is_null<B: TestBroker, D: TestDatab
         desk.message(Message::null("p.optional"), Some("none")).await;
     }
     desk.message(Order::new("o1").to("p.optional"), Some("o1")).await;
-    // Neither of these is a payload that isn't there.
+    // Neither of these is a missing payload.
     desk.payload("", None).await;
     desk.payload("null", None).await;
     if B::NULLS {

@@ -222,7 +222,7 @@ async fn a_dropped_run_stops_its_handlers<B: TestBroker, D: TestDatabase>() {
     assert!(world.settled("billing").await);
 }
 
-/// The broker is somebody else's code too, and nothing contains its panics.
+/// A broker can be a user's code too.
 /// A recorder of metrics that panics where the runtime counts what became of a delivery: no code that it contains.
 struct PanickingRecorder;
 
@@ -344,7 +344,7 @@ async fn f39_a_new_group_begins_where_its_handler_says<B: TestBroker, D: TestDat
     world.publish("new1").await;
     both.run_until_idle().await.expect("the broker");
     drop(both);
-    // Only a new group begins anywhere; one that is known goes on.
+    // Only a new group has a start position; an existing one continues where it was.
     world.publish("new2").await;
     let mut both = world.inbox(&["newest", "shipping"]).await;
     both.run_until_idle().await.expect("the broker");

@@ -44,7 +44,7 @@ async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> 
 
 /// The application writes through every connection of the pool, and sees all of it from another one.
 async fn assert_idle<D: TestDatabase>(database: &D, after: &str) {
-    // One that is being closed may have SQLite's file for another moment.
+    // A connection that is being closed may hold SQLite's write lock for another moment.
     eventually("the application can write", async || {
         database.try_exec("DELETE FROM effects WHERE grp = 'own'").await.is_ok()
     })
@@ -91,7 +91,7 @@ async fn g03_process_one_dropped_at_each_poll<D: TestDatabase>() {
         for kind in KINDS {
             let mut done = None;
             for polls in 1..=MOST {
-                // Under at_most_once it may be gone with the one that was dropped.
+                // Under at_most_once it may be lost with the delivery that was dropped.
                 publish(&world, kind, &format!("{kind}-{polls}")).await;
                 done = dropped_after(polls, inbox.process_one(Duration::from_secs(60))).await;
                 assert_idle(&world.database, &format!("{group}, {kind}, {polls} polls")).await;
@@ -102,7 +102,7 @@ async fn g03_process_one_dropped_at_each_poll<D: TestDatabase>() {
             }
             let outcome = done.expect("done in the end").expect("the broker");
             assert!(outcome.is_some(), "{group}, {kind}");
-            // What is left of those that were dropped; one that fails for ever is the last kind.
+            // What is left of those that were dropped; the last kind fails for ever.
             if kind != "fail" {
                 inbox.run_until_idle().await.expect("the broker");
             }

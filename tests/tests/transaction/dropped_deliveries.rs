@@ -48,7 +48,7 @@ async fn f02_a_delivery_dropped_anywhere_leaves_nothing_open<B: TestBroker, D: T
             assert_eq!(world.database.number(&difference).await, 0, "after {polls} polls");
             world.broker.pass(ack_wait).await;
             let outcome = inbox.process_one(Duration::from_secs(1)).await.expect("the broker");
-            // Nothing comes if it was dropped behind its acknowledgement.
+            // Nothing is redelivered if it was dropped after its acknowledgement.
             let as_expected = matches!(outcome, None | Some(Outcome::Processed | Outcome::Duplicate));
             assert!(as_expected, "{outcome:?} after {polls} polls");
             assert!(world.settled("billing").await, "after {polls} polls");
@@ -81,7 +81,7 @@ async fn f76_a_dropped_process_one_rolls_back<B: TestBroker, D: TestDatabase>() 
             .await
             .expect("an inbox");
         tokio::select! {
-            outcome = inbox.process_one(Duration::from_secs(5)) => panic!("it came to an end: {outcome:?}"),
+            outcome = inbox.process_one(Duration::from_secs(5)) => panic!("it ended: {outcome:?}"),
             () = eventually("the handler runs", || async { world.probe.total() == 1 }) => {}
         }
         world.assert_untouched("billing", "m1").await;

@@ -27,7 +27,7 @@ fn swallow(sql: &'static str, next: Step) -> Step {
     Step::Swallow(sql, Box::new(next))
 }
 
-/// PostgreSQL breaks the transaction. SQLite undoes the statement alone and tells nobody, so that the rest is committed.
+/// PostgreSQL aborts the transaction. SQLite undoes the statement alone, without a trace, so that the rest is committed.
 async fn g16_a_failed_statement_that_is_swallowed<D: TestDatabase>() {
     for then in [Step::Ok, swallow(AFTER, Step::Ok)] {
         let goes_on = matches!(then, Step::Swallow(..));
