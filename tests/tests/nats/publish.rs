@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use inbox_runtime::{Broker, BrokerError, Inbox, Message, Nats, Outcome};
 use inbox_tests::{
-    NatsJetStream, Order, Step, TestBroker, next, nothing_more,
+    NatsJetStream, Order, Step, TestBroker, eventually, next, nothing_more,
     servers::{Cut, Proxy},
 };
 use serde_json::json;
@@ -76,7 +76,7 @@ async fn a2b_a_lost_publish_ack_causes_no_second_effect() {
     proxy.cut_once("m1", Cut::Request);
     let lost = broker.publish(order("m1")).await.expect_err("cut");
     assert!(matches!(lost, BrokerError::Unavailable { .. }), "{lost}");
-    inbox_tests::eventually("it is connected again", || async {
+    eventually("it is connected again", || async {
         broker.publish(order("m1")).await.is_ok()
     })
     .await;

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use inbox_tests::{
-    EmbeddedFile, Flaky, KillCampaign, PostgresDatabase, Probe, TestBroker, TestDatabase, World, servers::postgres,
-};
+use inbox_tests::{EmbeddedFile, Flaky, KillCampaign, PostgresDatabase, Probe, TestBroker, World, servers::postgres};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_effect_once_while_processes_and_the_server_are_killed() {

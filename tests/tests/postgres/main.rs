@@ -64,12 +64,8 @@ async fn publish(world: &World, count: usize) {
 
 /// Asserts that `m1` to `m<count>` are done, each once, and nothing besides.
 async fn assert_all_done(world: &World, group: &str, count: i64) {
-    let number = async |sql: &str| world.database.number(sql).await;
     world.assert_each_done_once(count).await;
-    assert_eq!(
-        number("SELECT count(*) FROM inbox_attempts WHERE attempts > 0").await,
-        0
-    );
+    assert_eq!(world.attempts(group).await, 0, "attempts of {group}");
 }
 
 /// How many of the inbox's sessions are in that state, by `pg_stat_activity`; `_` and `%` are wildcards.
