@@ -1,7 +1,5 @@
 //! Publishing: confirmations, deduplication by the server, errors, and messages of other publishers.
 
-use std::time::Duration;
-
 use inbox_runtime::{Broker, BrokerError, Inbox, Message, Nats, Outcome};
 use inbox_tests::{
     NatsJetStream, Order, Step, TestBroker, eventually, next, nothing_more,

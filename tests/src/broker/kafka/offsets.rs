@@ -27,7 +27,7 @@ impl KafkaCluster {
         Some(partitions.into_iter().map(|(committed, _)| committed).collect())
     }
 
-    /// [`settled`](TestBroker::settled); an error if the server doesn't answer.
+    /// [`settled`](crate::TestBroker::settled); an error if the server doesn't answer.
     pub async fn try_settled(&self, group: &str, subject: &str) -> KafkaResult<Option<Settled>> {
         let unsettled = self.kafka.unsettled(group).await as u64;
         let topics: Vec<String> = {
