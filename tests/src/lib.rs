@@ -8,6 +8,7 @@ mod broker;
 pub mod crashes;
 mod database;
 mod flaky;
+pub mod guide;
 pub mod handlers;
 mod http;
 mod linked;
