@@ -3,7 +3,7 @@
 use super::{Bench, EFFECT, abandon, begin};
 use crate::{
     outcome::HandlerError,
-    store::{AbandonError, FaultClass, FinishError, NextTx, Session, Store},
+    store::{AbandonError, Claimed, FaultClass, FinishError, NextTx, Session, Store},
 };
 
 /// How a handler may end the transaction that it was lent.
@@ -58,7 +58,8 @@ where
             (&[EFFECT, EFFECT], FaultClass::Handler),
             (&["THIS IS NO SQL"], FaultClass::Handler),
         ] {
-            begin(&mut session, Some("m1")).await;
+            let claimed = begin(&mut session, Some("m1")).await;
+            assert_eq!(claimed, Claimed::Fresh, "what was rolled back can be handled");
             let mut last = Ok(0);
             for &statement in statements {
                 last = self.try_run(&mut session, statement).await;

@@ -3,7 +3,7 @@
 use futures_util::future::join;
 
 use super::{Bench, GROUP, attempts, begin, commit, connect, dead_letters};
-use crate::store::{MigrateError, MigrateMode, Session, Store, StoreError};
+use crate::store::{Claimed, MigrateError, MigrateMode, Session, Store, StoreError};
 
 pub(super) async fn tables_are_made_once_and_checked<S: Store>(url: &str) {
     let records = connect::<S>(url).records();
@@ -53,7 +53,8 @@ where
         self.records.probe().await.expect("a database that works can be probed");
         let mut session = self.session().await;
         session.probe().await.expect("a session that works can be probed");
-        begin(&mut session, Some("m1")).await;
+        let claimed = begin(&mut session, Some("m1")).await;
+        assert_eq!(claimed, Claimed::Fresh, "a probe claims nothing");
         commit(&mut session).await;
         session.release().await;
         assert!(self.is_handled("m1").await, "a session that was probed can be used");
