@@ -27,6 +27,9 @@ pub trait TestConnection: InboxConnection {
     /// Runs a statement.
     fn exec(&mut self, sql: &str) -> impl Future<Output = sqlx::Result<()>> + Send;
 
+    /// Runs a statement, and returns how many rows it has changed.
+    fn changed(&mut self, sql: &str) -> impl Future<Output = sqlx::Result<u64>> + Send;
+
     /// Runs statements in a nested transaction, which is then committed or rolled back.
     fn nested(&mut self, sql: &str, commit: bool) -> impl Future<Output = sqlx::Result<()>> + Send;
 
@@ -48,8 +51,13 @@ macro_rules! test_connection {
             }
 
             async fn exec(&mut self, sql: &str) -> sqlx::Result<()> {
-                sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(self).await?;
+                self.changed(sql).await?;
                 Ok(())
+            }
+
+            async fn changed(&mut self, sql: &str) -> sqlx::Result<u64> {
+                let done = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(self).await?;
+                Ok(done.rows_affected())
             }
 
             async fn nested(&mut self, sql: &str, commit: bool) -> sqlx::Result<()> {

@@ -9,6 +9,7 @@ mod campaign;
 pub mod crashes;
 mod database;
 mod flaky;
+pub mod guide;
 pub mod handlers;
 mod http;
 mod linked;

@@ -7,7 +7,7 @@ use crate::{
     failpoint::failpoint,
     invocation::Invocation,
     outcome::{Handled, HandlerError, RetryDecision},
-    store::{AbandonError, Claimed, FaultClass, FinishError, NextTx, Session, Store},
+    store::{AbandonError, Claimed, FaultClass, FinishError, NextTx, Session, Store, faults::classify},
 };
 
 impl<S: Store> Execution<'_, S> {
@@ -91,7 +91,7 @@ impl<S: Store> Execution<'_, S> {
     /// Rolls back after an error of the handler, which also tells whether the connection is alive. The flag says whether the
     /// session can be used again.
     async fn roll_back(&self, session: &mut S::Session, error: HandlerError) -> (TxOutcome, bool) {
-        let class = error.fault().map(|fault| self.pipeline.store.classify(fault));
+        let class = error.fault().map(|fault| classify(&self.pipeline.store, fault));
         match session.abandon().await {
             Ok(()) => {}
             // SQLite rolls back by itself when the disk is full or fails.

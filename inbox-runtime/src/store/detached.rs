@@ -54,11 +54,10 @@ impl Store for Detached {
         Err(ClaimError::NoTransaction)
     }
 
-    /// There is no transaction of ours that a code could be about, but what is missing is missing for these handlers, too.
+    /// There is no transaction of ours that a code could be about.
     fn classify(&self, fault: &DatabaseFault) -> FaultClass {
         match fault {
             DatabaseFault::Connection => FaultClass::Suspect,
-            _ if fault.is_deployment() => FaultClass::Deployment,
             DatabaseFault::Answer { .. } => FaultClass::Handler,
         }
     }

@@ -183,7 +183,7 @@ async fn f95_bytes_survive<B: TestBroker, D: TestDatabase>() {
     let error_with_nul = Message::new("order.created", r#"{"order_id":"o2"}"#).id("m2");
     world.broker.publish(error_with_nul).await;
     let null = if B::NULLS {
-        Message::null("order.created")
+        Message::tombstone("order.created")
     } else {
         Message::new("order.created", "null")
     };

@@ -5,4 +5,3 @@ mod long_texts;
 mod replay_leases;
 mod replays;
 mod reused_positions;
-mod store_calls;

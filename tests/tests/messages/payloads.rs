@@ -153,7 +153,7 @@ async fn f93_what_is_not_quite_json_is_taken_or_refused_by_a_table<B: TestBroker
         desk.payload(payload, effect).await;
     }
     if B::NULLS {
-        desk.message(Message::null("p.doc"), None).await;
+        desk.message(Message::tombstone("p.doc"), None).await;
     }
 }
 
@@ -235,7 +235,7 @@ async fn a_rejection_names_the_field<B: TestBroker, D: TestDatabase>() {
 
 async fn null_and_empty_are_told_apart<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
-    let null = B::NULLS.then(|| Message::null("raw.a"));
+    let null = B::NULLS.then(|| Message::tombstone("raw.a"));
     let others = [Message::new("raw.a", ""), Message::new("raw.b", "xyz")];
     let mut inbox = world.inbox(&["raw"]).await;
     for message in null.into_iter().chain(others) {
@@ -256,7 +256,7 @@ async fn null_and_empty_are_told_apart<B: TestBroker, D: TestDatabase>() {
 async fn an_optional_payload_is_none_when_it_is_null<B: TestBroker, D: TestDatabase>() {
     let mut desk = Desk::<B, D>::new("optional").await;
     if B::NULLS {
-        desk.message(Message::null("p.optional"), Some("none")).await;
+        desk.message(Message::tombstone("p.optional"), Some("none")).await;
     }
     desk.message(Order::new("o1").to("p.optional"), Some("o1")).await;
     // Neither of these is a missing payload.
@@ -265,7 +265,7 @@ async fn an_optional_payload_is_none_when_it_is_null<B: TestBroker, D: TestDatab
     if B::NULLS {
         // Where it isn't optional the error says what to write.
         let mut desk = Desk::<B, D>::new("number").await;
-        desk.message(Message::null("p.number"), None).await;
+        desk.message(Message::tombstone("p.number"), None).await;
         let error = desk.last_error().await;
         assert!(error.contains("Option<Json<_>>"), "{error}");
     }

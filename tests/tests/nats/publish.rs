@@ -111,7 +111,7 @@ async fn errors_of_publish_name_the_cause() {
     assert!(text.contains("no stream holds the subject nowhere.at.all"), "{text}");
     for (message, expected) in [
         (Message::new("order.*", "{}"), "wildcard"),
-        (Message::null("order.created"), "null payload"),
+        (Message::tombstone("order.created"), "null payload"),
         (Message::new("order.created", "{}").header("a", &b"\xff"[..]), "UTF-8"),
     ] {
         let problem = broker.publish(message).await.expect_err(expected);

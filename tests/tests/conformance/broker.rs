@@ -1,4 +1,4 @@
-//! The brokers of the runtime pass the checks that a broker of a user's own is put to.
+//! The brokers of the runtime pass the checks that a broker of your own is put to.
 
 use inbox_runtime::testing::conformance::{BrokerRules, broker};
 #[cfg(feature = "kafka")]
