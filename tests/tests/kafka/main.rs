@@ -8,6 +8,7 @@ use inbox_tests::{Flaky, KafkaCluster, Probe, SqliteFile, TestBroker, TestDataba
 mod authentication;
 mod campaign;
 mod clients;
+mod cluster;
 mod handlers;
 mod header_names;
 mod lag;
