@@ -21,7 +21,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -347,6 +347,7 @@ impl Broker for Embedded {
                 subject: subscription.subject,
                 ordered: subscription.ordered,
                 woken: Notify::new(),
+                published: AtomicBool::new(false),
             };
             EmbeddedSource::new(Arc::clone(&self.shared), consumer, opened.ack_wait)
         };
