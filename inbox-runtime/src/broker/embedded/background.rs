@@ -115,7 +115,7 @@ struct FileWatcher {
 }
 
 impl FileWatcher {
-    /// Whether there may have been writes since the last check. A look at the log's time costs a hundredth of a statement.
+    /// Whether there may have been writes since the last check. Without a statement, for which a thread is woken.
     fn is_due(&mut self, storage: &Storage) -> bool {
         let written = storage.log_written();
         let before = self.written;

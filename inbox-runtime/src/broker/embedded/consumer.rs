@@ -22,7 +22,7 @@ pub(super) struct Consumer {
     pub(super) ordered: bool,
     /// Wakes a pull that waits for a delivery.
     pub(super) woken: Notify,
-    /// A message was published: the next fetch needn't look first whether there is one.
+    /// This process has published a message: the next fetch needn't look first whether there is one.
     pub(super) published: AtomicBool,
 }
 

@@ -206,7 +206,7 @@ impl Embedded {
         let inserted = connection.finish("publish to", inserted)?;
         // Fails if it was written to an unlinked file.
         db.check()?;
-        self.shared.wakeups.wake_subject(&subject);
+        self.shared.wakeups.wake_published(&subject);
         Ok(Published::new(message::position(
             &db.instance,
             inserted.last_insert_rowid(),

@@ -29,6 +29,11 @@ impl Wakeups {
 
     /// Wakes those to which a message of that subject is delivered.
     pub(super) fn wake_subject(&self, subject: &str) {
+        self.wake(|consumer| subject::matches(&consumer.subject, subject));
+    }
+
+    /// The same after this process has published one: their next fetch will find it.
+    pub(super) fn wake_published(&self, subject: &str) {
         self.wake(|consumer| {
             let matches = subject::matches(&consumer.subject, subject);
             consumer.published.fetch_or(matches, Ordering::Relaxed);
