@@ -107,10 +107,7 @@ fn broker(
     problems: &mut Vec<String>,
 ) -> Option<DynBroker> {
     if let Some(broker) = builder.broker.take() {
-        broker::warn_unused_kafka(
-            config,
-            "the program gives its broker in code; write `Kafka::property(…)` there",
-        );
+        broker::warn_unused(config, None, "the program gives its broker in code; set them there");
         return Some(broker);
     }
     let Some(url) = &settings.broker_url else {

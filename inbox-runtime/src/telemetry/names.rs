@@ -205,7 +205,7 @@ pub(super) const LAG: Metric = metric(
     "inbox_lag_messages",
     MetricKind::Gauge,
     None,
-    "messages that the group has not acknowledged yet, where the broker knows; sampled each second",
+    "messages that the group has not acknowledged yet; absent or NaN while that is unknown; sampled each second",
 );
 
 /// Every metric.

@@ -14,6 +14,7 @@ const FLOORS: &[&str] = &[
     "broker/embedded",
     "broker/kafka",
     "broker/nats",
+    "config",
     "consumer",
     "pipeline",
     "store",

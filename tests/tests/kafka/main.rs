@@ -7,6 +7,7 @@ use inbox_tests::{Flaky, KafkaCluster, Probe, SqliteFile, TestBroker, TestDataba
 
 mod authentication;
 mod clients;
+mod cluster;
 mod handlers;
 mod header_names;
 mod kill_campaign;

@@ -4,7 +4,6 @@ use std::{sync::Arc, time::Duration};
 
 use inbox_tests::{
     KafkaCluster, SqliteFile, Step, eventually,
-    process::long,
     servers::kafka::{Kafka, own},
 };
 
@@ -67,48 +66,6 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
     stop(inbox).await;
     world.assert_done("billing", "m1").await;
     world.assert_done("billing", "m2").await;
-}
-
-/// Each of three brokers is killed in turn, the group's coordinator among them, while messages are published.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f60_f64_brokers_of_three_that_are_killed_in_turn_lose_nothing() {
-    if !long() {
-        println!("skipped, since three servers take long: set INBOX_TEST_LONG=1");
-        return;
-    }
-    let cluster = tokio::task::spawn_blocking(Kafka::start_three).await.expect("it ends");
-    let cluster = cluster.expect("three servers");
-    let brokers: Vec<_> = cluster.iter().map(Kafka::brokers).collect();
-    let world = world_on::<SqliteFile>(KafkaCluster::on(&brokers.join(","))).await;
-    let settings = [("min.insync.replicas", "2")];
-    world
-        .broker
-        .create_replicated_topic("order.created", 3, 3, &settings)
-        .await;
-    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
-    let mut ids = Vec::new();
-    for (round, server) in cluster.iter().enumerate() {
-        for number in 0..40 {
-            let id = format!("m{round}-{number}");
-            world.publish(&id).await;
-            if number == 20 {
-                server.kill();
-            }
-            ids.push(id);
-        }
-        eventually("all is settled without it", || world.settled("billing")).await;
-        tokio::task::block_in_place(|| server.resume()).expect("restarted");
-        // It must be in sync before the next one is killed.
-        eventually("it has caught up", async || {
-            world.broker.in_sync("order.created").await == Some(3)
-        })
-        .await;
-    }
-    stop(inbox).await;
-    for id in &ids {
-        world.assert_done("billing", id).await;
-        assert_eq!(world.probe.runs("billing", id), 1, "{id}");
-    }
 }
 
 /// Acknowledgements after the last commit are reported at the end, and are duplicates when the brokers are back.
