@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    AbandonError, Claim, ClaimError, Claimed, Connect, ConnectError, FaultClass, FinishError, NextTx, Records, Session,
-    Store, StoreError, StoreSettings,
+    AbandonError, Claim, ClaimAnswers, ClaimError, Claimed, Connect, ConnectError, FaultClass, FinishError, NextTx,
+    Records, Session, Store, StoreError, StoreSettings,
 };
 use crate::outcome::DatabaseFault;
 
@@ -75,8 +75,8 @@ impl Session for DetachedSession {
         Ok(())
     }
 
-    async fn begin(&mut self, _claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
-        Ok(Claimed::Fresh)
+    async fn begin(&mut self, claims: &[Claim<'_>]) -> Result<ClaimAnswers, StoreError> {
+        Ok(ClaimAnswers::from_elem(Claimed::Fresh, claims.len()))
     }
 
     fn conn(&mut self) -> &mut () {

@@ -23,7 +23,7 @@ const LIMIT: AttemptLimit = AttemptLimit {
     replay: false,
 };
 
-async fn records<D: TestDatabase>() -> (D, Arc<dyn Records>) {
+pub(crate) async fn records<D: TestDatabase>() -> (D, Arc<dyn Records>) {
     let database = D::fresh().await;
     let records = database.pool().into_store(StoreSettings::default()).records();
     records.migrate(MigrateMode::Auto).await.expect("the tables");
@@ -40,7 +40,7 @@ fn key(id: &str) -> AttemptKey {
     }
 }
 
-fn letter(id: &str, error: &str, replay: Option<ReplayToken>) -> NewDeadLetter {
+pub(crate) fn letter(id: &str, error: &str, replay: Option<ReplayToken>) -> NewDeadLetter {
     NewDeadLetter {
         key: key(id),
         replay,
@@ -206,14 +206,18 @@ async fn a_replay_that_nobody_leases_is_stranded<D: TestDatabase>() {
         .expect("written");
     let id = records.dead_letters(None, 0, 1).await.expect("read")[0].id;
     let stranded = async |wait| records.stranded_replays(wait).await.expect("read");
+    let due = async || records.groups_with_due_replays().await.expect("read");
     assert_eq!(stranded(Duration::ZERO).await, [], "no replay is requested");
+    assert_eq!(due().await, Vec::<String>::new(), "no replay is requested");
     records.request_replay(id).await.expect("requested");
+    assert_eq!(due().await, ["billing"]);
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(stranded(Duration::from_secs(60)).await, [], "not for that long");
     let found = stranded(Duration::ZERO).await;
     assert_eq!((found[0].group.as_str(), found[0].letters), ("billing", 1), "{found:?}");
     lease(records).await.expect("it is due");
     assert_eq!(stranded(Duration::ZERO).await, [], "it is leased");
+    assert_eq!(due().await, Vec::<String>::new(), "it is leased");
 }
 
 async fn a_group_is_known_by_whatever_it_has_left<D: TestDatabase>() {

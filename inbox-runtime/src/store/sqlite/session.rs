@@ -2,6 +2,7 @@
 
 use std::{io, mem, time::Duration};
 
+use smallvec::smallvec;
 use sqlx::{Connection, Sqlite, SqliteConnection};
 use tokio::time::{Instant, timeout};
 
@@ -14,7 +15,7 @@ use super::{
 use crate::{
     error_chain::text,
     failpoint::failpoint,
-    store::{AbandonError, Claim, Claimed, FinishError, NextTx, Session, StoreError, transaction},
+    store::{AbandonError, Claim, ClaimAnswers, FinishError, NextTx, Session, StoreError, transaction},
 };
 
 /// How long a commit may wait for the disk. Past it its outcome is unknown.
@@ -183,17 +184,17 @@ impl Session for SqliteSession {
         Ok(())
     }
 
-    async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
+    async fn begin(&mut self, claims: &[Claim<'_>]) -> Result<ClaimAnswers, StoreError> {
         let open = self.open().await?;
         failpoint!("after_begin");
-        let Some(claim) = claim else {
-            return Ok(Claimed::Fresh);
+        let conn = &mut open.writer.conn;
+        let answers = match claims {
+            [] => return Ok(ClaimAnswers::new()),
+            [claim] => smallvec![claim::insert(conn, claim).await.map_err(own_statement)?],
+            claims => claim::insert_all(conn, claims).await.map_err(own_statement)?,
         };
-        let claimed = claim::insert(&mut open.writer.conn, claim)
-            .await
-            .map_err(own_statement)?;
         failpoint!("after_claim");
-        Ok(claimed)
+        Ok(answers)
     }
 
     fn conn(&mut self) -> &mut SqliteConnection {
