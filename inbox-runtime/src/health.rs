@@ -31,7 +31,7 @@ pub struct Health {
     /// Why it is not ready.
     pub reasons: Vec<String>,
     /// What somebody should look at though it keeps no message from being handled: dead letters that are to be replayed by a
-    /// handler that no running program has.
+    /// handler that no running program has; a background service that panics each time it is run.
     pub warnings: Vec<String>,
     /// Each handler by itself; none before the inbox has started.
     pub handlers: Vec<HandlerHealth>,
@@ -281,7 +281,7 @@ impl HealthHandle {
                 .handlers
                 .get()
                 .and_then(|handlers| handlers.first())
-                .map(|one| one.pipeline.stranded.warnings())
+                .map(|one| one.pipeline.warnings.all())
                 .unwrap_or_default(),
             handlers,
         }

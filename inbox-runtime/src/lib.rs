@@ -68,6 +68,7 @@
 //! show what goes on. `testing` has the test kit. Features are additive.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod admin;
 mod backoff;
 mod broker;
 mod claim;
@@ -99,6 +100,7 @@ mod invocation;
 mod outcome;
 mod pipeline;
 mod registry;
+mod services;
 mod shutdown;
 mod stderr;
 pub mod store;
@@ -106,6 +108,7 @@ pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod url;
+mod warnings;
 
 /// What a file of handlers needs: the attribute, the arguments, the errors, and the connections of the enabled databases.
 ///
@@ -247,7 +250,7 @@ pub mod __private {
         extract::{Arg, DeliveryContext, Rejection, arg},
         handler::{AckStrategy, HandlerMeta, IdSource, StartPosition},
         invocation::{Invocation, outcome, run},
-        registry::Registration,
+        registry::{Decode, Registration},
         store::{StoreOf, detached::Detached},
     };
 
@@ -256,5 +259,5 @@ pub mod __private {
     pub use crate::store::postgres::{PostgresSession, PostgresStore};
     #[cfg(feature = "sqlite")]
     pub use crate::store::sqlite::{SqliteSession, SqliteStore};
-    pub use crate::{extract::ArgCheck, invocation::HandlerFuture, registry::Decode};
+    pub use crate::{extract::ArgCheck, invocation::HandlerFuture};
 }

@@ -2,7 +2,7 @@
 //! one test.
 
 use inbox_runtime::{Message, Outcome};
-use inbox_tests::{EmbeddedMemory, Order, SqliteFile, World, eventually, next};
+use inbox_tests::{EmbeddedMemory, Order, SqliteFile, TestBroker, World, eventually, next};
 use opentelemetry::{
     Context, global,
     propagation::{Extractor, Injector, TextMapPropagator, text_map_propagator::FieldIter},

@@ -4,10 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{
-    queue::{Queue, Queued},
-    replay,
-};
+use super::queue::{QueueSender, Queued};
 use crate::{
     broker::{BrokerError, DynSource},
     error_chain::text,
@@ -17,15 +14,13 @@ use crate::{
 
 /// How long one pull waits for a message.
 const PULL_WAIT: Duration = Duration::from_secs(5);
-/// How often the database is asked for replays that another process has requested.
-const REPLAY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Pulls as many messages as there are free slots, at least half as many as there are workers, until the broker's client ends.
 pub(super) async fn fetch<S: Store>(
     pipeline: &Pipeline<S>,
     source: &mut DynSource,
     slots: &Arc<Semaphore>,
-    queue: &Queue,
+    queue: &QueueSender,
 ) -> BrokerError {
     let status = &pipeline.status;
     // Half as many as there are workers: with fewer slots free every worker has a message, and others wait.
@@ -81,14 +76,13 @@ fn mark_broker_unavailable<S: Store>(pipeline: &Pipeline<S>, error: &BrokerError
     }
 }
 
-/// Takes dead letters that are to be replayed. Never returns.
-pub(super) async fn fetch_replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queue) {
+/// Takes dead letters that are to be replayed, whenever it is told that some are due. Never returns.
+pub(super) async fn fetch_replays<S: Store>(pipeline: &Pipeline<S>, queue: &QueueSender) {
     // A slot of its own: the pull holds all others while it waits for messages. A dead letter is taken only when the slot is
     // free, so that no lease expires before it is kept alive.
     let slots = Arc::new(Semaphore::new(1));
     loop {
         let slot = slots.clone().acquire_owned().await.ok();
-        let requested = replay::REQUESTED.notified();
         pipeline.status.availability.wait_available().await;
         match pipeline.take_replays(1).await {
             Ok(mut jobs) => {
@@ -99,8 +93,7 @@ pub(super) async fn fetch_replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queu
             }
             Err(error) => tracing::debug!(error = %text(&error), "no dead letters can be replayed now"),
         }
-        pipeline.status.stranded.refresh(S::NAME, &*pipeline.records).await;
-        let _ = tokio::time::timeout(REPLAY_INTERVAL, requested).await;
+        pipeline.replays_due.notified().await;
     }
 }
 

@@ -74,8 +74,8 @@ impl Session for DetachedSession {
         Ok(())
     }
 
-    async fn begin(&mut self, _claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
-        Ok(Claimed::Fresh)
+    async fn begin(&mut self, claims: &[Claim<'_>]) -> Result<Vec<Claimed>, StoreError> {
+        Ok(vec![Claimed::Fresh; claims.len()])
     }
 
     fn conn(&mut self) -> &mut () {

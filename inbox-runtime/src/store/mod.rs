@@ -23,6 +23,7 @@ mod connect;
 mod database;
 mod dead_letters;
 pub(crate) mod detached;
+pub(crate) mod drivers;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod encoding;
 mod error;
@@ -120,8 +121,11 @@ pub trait Session: Send + Sized {
     /// would be lost otherwise.
     fn probe(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Opens a transaction and, given a claim, inserts the inbox row as its first statement.
-    fn begin(&mut self, claim: Option<&Claim<'_>>) -> impl Future<Output = Result<Claimed, StoreError>> + Send;
+    /// Opens a transaction and inserts the inbox rows of `claims`, if there are any, as its first statement. Returns an answer for
+    /// each claim, in their order; the second copy of an id in `claims` is a duplicate of the first. An error is about the
+    /// transaction, not about one claim: [`StoreError::Locked`] when any of the rows is another transaction's for longer than
+    /// `lock_wait`.
+    fn begin(&mut self, claims: &[Claim<'_>]) -> impl Future<Output = Result<Vec<Claimed>, StoreError>> + Send;
 
     /// The connection with the open transaction. Until [`finish`](Self::finish) or [`abandon`](Self::abandon) nobody but
     /// the runtime can end that transaction unnoticed.

@@ -81,8 +81,8 @@ impl<M: Mutation> Session for MutantSession<M> {
         self.0.probe().await
     }
 
-    async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
-        self.0.begin(claim).await.map(M::claimed)
+    async fn begin(&mut self, claims: &[Claim<'_>]) -> Result<Vec<Claimed>, StoreError> {
+        Ok(self.0.begin(claims).await?.into_iter().map(M::claimed).collect())
     }
 
     fn conn(&mut self) -> &mut SqliteConnection {

@@ -4,7 +4,7 @@ use std::pin::pin;
 
 use tokio::time::timeout;
 
-use super::{Bench, GROUP, QUIET, abandon, begin, claim, commit, fingerprint};
+use super::{Bench, GROUP, QUIET, abandon, begin, claim, claim_one, commit, fingerprint};
 use crate::store::{Claim, Claimed, Fingerprint, Session, Store};
 
 impl<S, E> Bench<S, E>
@@ -20,7 +20,9 @@ where
             ..claim("m1")
         };
         for repetition in [claim("m1"), other] {
-            let claimed = session.begin(Some(&repetition)).await.expect("a duplicate is answered");
+            let claimed = claim_one(&mut session, &repetition)
+                .await
+                .expect("a duplicate is answered");
             assert_eq!(
                 claimed,
                 Claimed::Duplicate(fingerprint("m1")),
@@ -53,7 +55,7 @@ where
         }
         for group in ["conformance-two", "Conformance"] {
             let other = Claim { group, ..claim("m1") };
-            let claimed = session.begin(Some(&other)).await.expect("a claim is answered");
+            let claimed = claim_one(&mut session, &other).await.expect("a claim is answered");
             assert_eq!(claimed, Claimed::Fresh, "each group handles each message: {group}");
             commit(&mut session).await;
         }
@@ -86,7 +88,7 @@ where
         let mut second = self.session().await;
         let claim = claim(id);
         let claimed = {
-            let mut waiting = pin!(second.begin(Some(&claim)));
+            let mut waiting = pin!(claim_one(&mut second, &claim));
             let early = timeout(QUIET, &mut waiting).await;
             // It may refuse to wait.
             assert!(

@@ -1,6 +1,7 @@
 //! The checks that every store passes, those of this crate among them.
 
 use std::{
+    slice,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -167,7 +168,7 @@ where
         let start = Instant::now();
         loop {
             let mut session = self.session().await;
-            match session.begin(Some(&claim(id))).await {
+            match claim_one(&mut session, &claim(id)).await {
                 Ok(claimed) => return (session, claimed),
                 Err(StoreError::Locked(_) | StoreError::Unavailable(_) | StoreError::Retry(_))
                     if start.elapsed() < PATIENCE => {}
@@ -226,9 +227,25 @@ fn claim(id: &str) -> Claim<'_> {
 }
 
 async fn begin<S: Session>(session: &mut S, id: Option<&str>) -> Claimed {
-    let claim = id.map(claim);
-    let begun = session.begin(claim.as_ref()).await;
-    begun.expect("a transaction can be begun")
+    match id {
+        Some(id) => claim_one(session, &claim(id))
+            .await
+            .expect("a transaction can be begun"),
+        None => {
+            let answers = session.begin(&[]).await.expect("a transaction can be begun");
+            assert_eq!(answers, [], "no claim has no answer");
+            Claimed::Fresh
+        }
+    }
+}
+
+/// Begins a transaction with one claim.
+async fn claim_one<S: Session>(session: &mut S, claim: &Claim<'_>) -> Result<Claimed, StoreError> {
+    let answers = session.begin(slice::from_ref(claim)).await?;
+    let [claimed] = answers[..] else {
+        panic!("one claim has one answer: {answers:?}")
+    };
+    Ok(claimed)
 }
 
 async fn commit<S: Session>(session: &mut S) {
