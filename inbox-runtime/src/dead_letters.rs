@@ -1,12 +1,16 @@
 //! Reading, discarding and replaying dead letters.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+
+use tokio::sync::Notify;
 
 use crate::{
-    consumer::replay::REQUESTED,
-    inbox::erased::drivers,
+    registry::{Registration, Visitor, visit},
     store::{DeadLetter, IntoStore, Records, Store, StoreError, StoreSettings},
 };
+
+/// Notifies the replayers of this process that a replay is requested; those of others find it at their next look.
+pub(crate) static REQUESTED: LazyLock<Notify> = LazyLock::new(Notify::new);
 
 /// The dead letters in the database of that pool.
 ///
@@ -25,7 +29,7 @@ use crate::{
 /// ```
 #[must_use]
 pub fn dead_letters<P: IntoStore + Clone>(pool: &P) -> DeadLetters {
-    DeadLetters { records: records(pool) }
+    DeadLetters::new(records(pool))
 }
 
 /// What the database of that pool keeps beside the inbox.
@@ -33,13 +37,17 @@ pub(crate) fn records<P: IntoStore + Clone>(pool: &P) -> Arc<dyn Records> {
     pool.clone().into_store(StoreSettings::default()).records()
 }
 
-/// The dead letters of a database, from [`dead_letters`].
+/// The dead letters of a database, from [`dead_letters`] or [`admin::Database`](crate::admin::Database::dead_letters).
 #[derive(Clone, Debug)]
 pub struct DeadLetters {
     records: Arc<dyn Records>,
 }
 
 impl DeadLetters {
+    pub(crate) fn new(records: Arc<dyn Records>) -> Self {
+        Self { records }
+    }
+
     /// The dead letters that `query` selects, oldest first.
     ///
     /// # Errors
@@ -49,6 +57,15 @@ impl DeadLetters {
         self.records
             .dead_letters(query.group.as_deref(), query.after, query.limit)
             .await
+    }
+
+    /// How many dead letters there are of a group, or of all, those that are being replayed included.
+    ///
+    /// # Errors
+    ///
+    /// When the database can't be read.
+    pub async fn count(&self, group: Option<&str>) -> Result<u64, StoreError> {
+        self.records.count_dead_letters(group).await
     }
 
     /// One dead letter, if it exists.
@@ -81,7 +98,7 @@ impl DeadLetters {
     /// A message whose effects exist is a duplicate, by its row in `inbox_events`. The inbox deletes none of these rows.
     /// Whoever does must keep those whose ids have dead letters, or a replay makes their effects once more.
     ///
-    /// The handler of a letter may be linked into another program only; a log line says so, and the replay waits. If no
+    /// The handler of a letter may be linked into another program only; a program that has others logs that, and the replay waits. If no
     /// running program takes it, the [health](crate::Health::warnings) of every inbox on the database says so after half a
     /// minute: the handler may have been renamed.
     ///
@@ -92,7 +109,8 @@ impl DeadLetters {
         let Some((group, handler)) = self.records.request_replay(id).await? else {
             return Ok(false);
         };
-        if !is_linked(&group, &handler) {
+        let linked = Linked::find(&group, &handler);
+        if linked.any && !linked.this {
             tracing::warn!(
                 group,
                 handler,
@@ -105,12 +123,34 @@ impl DeadLetters {
     }
 }
 
-/// Whether this program has the handler.
-fn is_linked(group: &str, handler: &str) -> bool {
-    let entries = drivers().into_iter().flat_map(|kind| kind.entries());
-    entries
-        .map(|entry| entry.meta())
-        .any(|meta| meta.group == group && meta.name == handler)
+/// Whether this program has handlers.
+struct Linked<'a> {
+    group: &'a str,
+    handler: &'a str,
+    /// Any handler at all: an operator's tool has none.
+    any: bool,
+    /// The one of that group and name.
+    this: bool,
+}
+
+impl<'a> Linked<'a> {
+    fn find(group: &'a str, handler: &'a str) -> Self {
+        let mut linked = Self {
+            group,
+            handler,
+            any: false,
+            this: false,
+        };
+        visit(&mut linked);
+        linked
+    }
+}
+
+impl Visitor for Linked<'_> {
+    fn registration<S: Store>(&mut self, registration: &'static Registration<S>) {
+        self.any = true;
+        self.this |= registration.meta.group == self.group && registration.meta.name == self.handler;
+    }
 }
 
 /// Which dead letters to list.

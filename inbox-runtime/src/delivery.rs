@@ -28,7 +28,7 @@ impl Headers {
         Self(Vec::new())
     }
 
-    /// Adds a header behind those that are there, also when one of that name is there already.
+    /// Adds a header after the others, even if there is one of that name already.
     pub fn append(&mut self, name: impl Into<String>, value: impl Into<Bytes>) {
         self.0.push((name.into(), Some(value.into())));
     }
@@ -105,9 +105,9 @@ impl Message {
         }
     }
 
-    /// A message with a null payload (a tombstone).
+    /// A message with a null payload, which on a compacted Kafka topic deletes the key.
     #[must_use]
-    pub fn null(subject: impl Into<String>) -> Self {
+    pub fn tombstone(subject: impl Into<String>) -> Self {
         Self {
             subject: subject.into(),
             headers: Headers::new(),
@@ -125,7 +125,7 @@ impl Message {
         Ok(Self::new(subject, serde_json::to_vec(value)?))
     }
 
-    /// Sets the header `message_id`, by which the inbox knows the message again.
+    /// Sets the header `message_id`, by which the inbox deduplicates the message.
     #[must_use]
     pub fn id(self, id: impl Into<Bytes>) -> Self {
         self.header("message_id", id)
@@ -163,7 +163,7 @@ pub struct Delivery {
     /// Where the broker keeps the message: the same at each redelivery of the same stored message, another for every
     /// other message that the broker has had or will have.
     pub position: String,
-    /// The how-many-th delivery to this group this is, from 1; `None` where the broker doesn't count.
+    /// How often it was delivered to this group, this time included; `None` where the broker doesn't count.
     pub delivery_count: Option<u64>,
     /// Whether an earlier delivery of this message may have begun to be handled.
     pub redelivered: bool,

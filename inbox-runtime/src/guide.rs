@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [guarantee] | What is guaranteed, and what is not? |
 //! | [ack_strategies] | When is a message acknowledged, and which choice is mine? |
-//! | [ids] | By what is a message known again? |
+//! | [ids] | By which id is a message deduplicated? |
 //! | [failing] | What happens when a handler fails, and how do I get a message back? |
 //! | [scaling] | How do I run more at a time, more processes, more services? |
 //! | [testing] | How do I test a handler, and a crash? |

@@ -10,13 +10,17 @@ use std::{
     time::Duration,
 };
 
+use serde::{Serialize, Serializer};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{broker::SourceStatus, handler::HandlerMeta, pipeline::PipelineStatus};
 
 /// Whether an inbox runs, and whether it can work.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// As JSON it is what `/readyz` answers: a time is a number of seconds, to the millisecond, and `lag` is left out where it
+/// isn't known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Health {
     /// It has not come to an end.
@@ -27,14 +31,14 @@ pub struct Health {
     /// Why it is not ready.
     pub reasons: Vec<String>,
     /// What somebody should look at though it keeps no message from being handled: dead letters that are to be replayed by a
-    /// handler that no running program has.
+    /// handler that no running program has; a background service that panics each time it is run.
     pub warnings: Vec<String>,
     /// Each handler by itself; none before the inbox has started.
     pub handlers: Vec<HandlerHealth>,
 }
 
 /// Whether one handler can work, and what waits for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct HandlerHealth {
     /// The path of its function.
@@ -43,15 +47,15 @@ pub struct HandlerHealth {
     pub group: &'static str,
     /// Its subject, as it is declared.
     pub subject: &'static str,
-    /// It can take part: the broker answers, the database can be used, every part of the source can be read, and nothing stands
-    /// still.
+    /// It can take part: the broker answers, the database can be used, every part of the source can be read, and it makes
+    /// progress.
     pub ready: bool,
     /// Why no messages can be pulled; `None` if the broker answers.
     pub broker: Option<String>,
     /// Why messages can't be handled now; `None` if the database could be used for the last one.
     pub database: Option<String>,
-    /// The parts of the source that can't be read, such as partitions without a leader, and what stands still for longer than its
-    /// bounds explain, each with the reason.
+    /// The parts of the source that can't be read, such as partitions without a leader, and what has made no progress for longer than its
+    /// bounds allow, each with the reason.
     pub waiting: Vec<String>,
     /// The parts of the source that wait for the back-off of a message, such as partitions of a topic, each with the reason. They
     /// don't make it unready.
@@ -59,16 +63,33 @@ pub struct HandlerHealth {
     /// How many messages wait for their back-off, of those that this process has nak'ed. They don't make it unready.
     pub backing_off: usize,
     /// How long it is until the first of them is redelivered.
+    #[serde(serialize_with = "write_optional_seconds")]
     pub next_retry: Option<Duration>,
     /// How many deliveries are leased: handled now, or waiting for a worker.
     pub in_flight: usize,
     /// The time since the broker last answered or a message was settled. An idle handler asks every few seconds; a long
     /// time means that every worker is at a message, or stuck.
+    #[serde(serialize_with = "write_seconds")]
     pub since_progress: Duration,
     /// The age of the oldest open handler transaction.
+    #[serde(serialize_with = "write_optional_seconds")]
     pub oldest_transaction: Option<Duration>,
     /// How many messages the group has not acknowledged yet, over all its processes, where that is known; asked every few seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub lag: Option<u64>,
+}
+
+/// A time in seconds, to the millisecond.
+fn write_seconds<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(rounded(*time))
+}
+
+fn write_optional_seconds<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    time.map(rounded).serialize(to)
+}
+
+fn rounded(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
 /// What one handler shows of itself while it runs.
@@ -81,7 +102,7 @@ pub(crate) struct HandlerStatus {
 }
 
 impl HandlerStatus {
-    /// What stands still for longer than its bounds explain, whatever the cause.
+    /// What has made no progress for longer than its bounds allow, whatever the cause.
     fn stalled(&self) -> Option<String> {
         self.acks_fail().or_else(|| self.idle()).or_else(|| self.hangs())
     }
@@ -91,8 +112,8 @@ impl HandlerStatus {
         let (time, why) = self.pipeline.progress.failing_acks()?;
         (time > self.stall_after).then(|| {
             format!(
-                "every acknowledgement has failed for {}: {why}; what is handled meanwhile comes again, and is recognised where \
-                 it is claimed",
+                "every acknowledgement has failed for {}: {why}; the messages are redelivered, and deduplicated where they are \
+                 claimed",
                 seconds(time)
             )
         })
@@ -109,9 +130,9 @@ impl HandlerStatus {
         };
         (idle > self.bound().saturating_add(pull)).then(|| {
             format!(
-                "no message was settled and the broker gave no answer for {}, which is longer than the handler's timeout and \
-                 `stall_after` ({}) explain, with {} messages in hand; a handler blocks its thread, or the broker's client \
-                 hangs: look at the last lines of the log, and restart this program",
+                "no message was settled and the broker did not answer for {}, longer than the handler's timeout and `stall_after` \
+                 ({}) allow, with {} messages in flight; a handler blocks its thread, or the broker's client hangs: look at \
+                 the last lines of the log, and restart this program",
                 seconds(idle),
                 seconds(self.bound()),
                 self.pipeline.leases.len()
@@ -124,9 +145,9 @@ impl HandlerStatus {
         let longest = self.pipeline.leases.longest()?;
         (longest > self.bound()).then(|| {
             format!(
-                "a message has been handled, or its acknowledgement been waited for, for {}, which is longer than the handler's \
-                 timeout and `stall_after` ({}) explain; the handler blocks its thread, or the broker's client hangs: look at \
-                 the last lines of the log, and restart this program",
+                "a message has been handled, or has waited for its acknowledgement, for {}, longer than the handler's timeout and \
+                 `stall_after` ({}) allow; the handler blocks its thread, or the broker's client hangs: look at the last \
+                 lines of the log, and restart this program",
                 seconds(longest),
                 seconds(self.bound()),
             )
@@ -260,7 +281,7 @@ impl HealthHandle {
                 .handlers
                 .get()
                 .and_then(|handlers| handlers.first())
-                .map(|one| one.pipeline.stranded.warnings())
+                .map(|one| one.pipeline.warnings.all())
                 .unwrap_or_default(),
             handlers,
         }

@@ -12,7 +12,7 @@
 //! A program that serves HTTP anyway mounts [`router`]. For one that doesn't, the runtime serves these routes on
 //! `INBOX_HTTP_ADDR`, from before it connects to anything until the drain is over.
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
 use axum::{
     Router,
@@ -20,13 +20,12 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use serde_json::{Value, json};
 use tokio::{net::TcpListener, task::JoinHandle};
 
 use crate::{
     config::Given,
     error::StartErrors,
-    health::{HandlerHealth, Health, HealthHandle},
+    health::{Health, HealthHandle},
 };
 
 /// The routes `/healthz` and `/readyz`, and with the feature `metrics` `/metrics`, which has something to show if the
@@ -66,8 +65,11 @@ fn answer(health: &Health, good: impl Fn(&Health) -> bool) -> Response {
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    let body = json(health).to_string();
-    (status, [(CONTENT_TYPE, "application/json")], body).into_response()
+    match serde_json::to_string(health) {
+        Ok(body) => (status, [(CONTENT_TYPE, "application/json")], body).into_response(),
+        // Texts and numbers can always be written.
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
 }
 
 #[cfg(feature = "metrics")]
@@ -80,45 +82,6 @@ fn metrics() -> Response {
             (StatusCode::NOT_FOUND, text).into_response()
         }
     }
-}
-
-fn json(health: &Health) -> Value {
-    let handlers: Vec<_> = health.handlers.iter().map(handler).collect();
-    json!({
-        "live": health.live,
-        "ready": health.ready,
-        "reasons": health.reasons,
-        "warnings": health.warnings,
-        "handlers": handlers,
-    })
-}
-
-fn handler(health: &HandlerHealth) -> Value {
-    let mut value = json!({
-        "handler": health.handler,
-        "group": health.group,
-        "subject": health.subject,
-        "ready": health.ready,
-        "broker": health.broker,
-        "database": health.database,
-        "waiting": health.waiting,
-        "backing_off": health.backing_off,
-        "back_offs": health.back_offs,
-        "next_retry": health.next_retry.map(seconds),
-        "in_flight": health.in_flight,
-        "since_progress": seconds(health.since_progress),
-        "oldest_transaction": health.oldest_transaction.map(seconds),
-    });
-    // Absent, not null: no number is there to be taken for one.
-    if let Some(lag) = health.lag {
-        value["lag"] = lag.into();
-    }
-    value
-}
-
-/// A time in seconds, to the millisecond.
-fn seconds(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
 /// Serves until the result is dropped. That an address can't be used is known at once.
@@ -134,7 +97,7 @@ pub(crate) async fn serve(addr: &Given<SocketAddr>, health: HealthHandle) -> Res
     tracing::info!(%addr, "health and metrics are served");
     let server = tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router(health)).await {
-            tracing::error!(%error, "health and metrics are served no more");
+            tracing::error!(%error, "the server of health and metrics has ended");
         }
     });
     Ok(Serving { addr, server })
@@ -155,5 +118,68 @@ impl Serving {
 impl Drop for Serving {
     fn drop(&mut self) {
         self.server.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::health::HandlerHealth;
+
+    #[test]
+    fn g78_health_as_json_has_seconds_to_the_millisecond_and_no_unknown_lag() {
+        let handler = |lag, next_retry| HandlerHealth {
+            handler: "shop::billing",
+            group: "billing",
+            subject: "order.created",
+            ready: false,
+            broker: None,
+            database: Some("the disk is full".to_owned()),
+            waiting: vec!["orders:3 has no leader".to_owned()],
+            back_offs: Vec::new(),
+            backing_off: 2,
+            next_retry,
+            in_flight: 3,
+            since_progress: Duration::from_micros(1_234_567),
+            oldest_transaction: None,
+            lag,
+        };
+        let health = Health {
+            live: true,
+            ready: false,
+            reasons: vec!["shop::billing: the disk is full".to_owned()],
+            warnings: Vec::new(),
+            handlers: vec![handler(Some(0), Some(Duration::from_millis(1500))), handler(None, None)],
+        };
+        let mut first = json!({
+            "handler": "shop::billing",
+            "group": "billing",
+            "subject": "order.created",
+            "ready": false,
+            "broker": null,
+            "database": "the disk is full",
+            "waiting": ["orders:3 has no leader"],
+            "back_offs": [],
+            "backing_off": 2,
+            "next_retry": 1.5,
+            "in_flight": 3,
+            "since_progress": 1.235,
+            "oldest_transaction": null,
+        });
+        let mut second = first.clone();
+        first["lag"] = 0.into();
+        second["next_retry"] = json!(null);
+        let expected = json!({
+            "live": true,
+            "ready": false,
+            "reasons": ["shop::billing: the disk is full"],
+            "warnings": [],
+            "handlers": [first, second],
+        });
+        assert_eq!(serde_json::to_value(&health).expect("JSON"), expected);
     }
 }

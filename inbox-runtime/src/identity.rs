@@ -64,7 +64,7 @@ fn header(headers: &Headers, name: &str) -> Result<Option<String>, Rejection> {
     {
         if found.is_some_and(|found| found != value) {
             return Err(Rejection::new(format!(
-                "the id header `{name}` is there more than once, with different values"
+                "the id header `{name}` occurs more than once, with different values"
             )));
         }
         found = Some(value);

@@ -11,12 +11,18 @@ use crate::{
 /// The future of a running handler.
 pub type HandlerFuture<'t> = Pin<Box<dyn Future<Output = Result<Handled, HandlerError>> + Send + 't>>;
 
+/// What a handler has collected by the time that it returns, through arguments that share it, for the runtime to write into its
+/// transaction. There are no such arguments yet.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Collected {}
+
 type Call<C> = Box<dyn for<'t> FnOnce(&'t mut C) -> HandlerFuture<'t> + Send>;
 
 /// One call of a handler, with its arguments, waiting for the transaction.
 pub struct Invocation<S: Store> {
     /// `None` when it is running.
     call: Option<Call<S::Conn>>,
+    collected: Collected,
 }
 
 impl<S: Store> Invocation<S> {
@@ -28,7 +34,13 @@ impl<S: Store> Invocation<S> {
     {
         Self {
             call: Some(Box::new(call)),
+            collected: Collected::default(),
         }
+    }
+
+    /// Where its arguments collect; complete when the handler has returned.
+    pub(crate) fn collected(&self) -> Collected {
+        self.collected.clone()
     }
 
     /// Runs the handler inside a transaction that is open on `conn`.

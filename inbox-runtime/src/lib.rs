@@ -56,7 +56,7 @@
 //! # Going on
 //!
 //! The guide has a page for each question: what is [guaranteed](guide::guarantee) and what is not, when a message is
-//! [acknowledged](guide::ack_strategies), by what it is [known again](guide::ids), what happens when a handler
+//! [acknowledged](guide::ack_strategies), by which id it is [deduplicated](guide::ids), what happens when a handler
 //! [fails](guide::failing), how to run [more processes](guide::scaling), how to [test](guide::testing) a handler and a
 //! crash, and what is different for those who [come from Python](guide::from_python). What a file of handlers needs is in
 //! the [`prelude`].
@@ -68,6 +68,7 @@
 //! show what goes on. `testing` has the test kit. Features are additive.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod admin;
 mod backoff;
 mod broker;
 mod claim;
@@ -99,13 +100,15 @@ mod invocation;
 mod outcome;
 mod pipeline;
 mod registry;
+mod services;
 mod shutdown;
 mod stderr;
-mod store;
+pub mod store;
 pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod url;
+mod warnings;
 
 /// What a file of handlers needs: the attribute, the arguments, the errors, and the connections of the enabled databases.
 ///
@@ -247,7 +250,7 @@ pub mod __private {
         extract::{Arg, DeliveryContext, Rejection, arg},
         handler::{AckStrategy, HandlerMeta, IdSource, StartPosition},
         invocation::{Invocation, outcome, run},
-        registry::Registration,
+        registry::{Decode, Registration},
         store::{StoreOf, detached::Detached},
     };
 
@@ -256,14 +259,5 @@ pub mod __private {
     pub use crate::store::postgres::{PostgresSession, PostgresStore};
     #[cfg(feature = "sqlite")]
     pub use crate::store::sqlite::{SqliteSession, SqliteStore};
-    pub use crate::{
-        extract::ArgCheck,
-        invocation::HandlerFuture,
-        registry::Decode,
-        store::{
-            AbandonError, AttemptKey, AttemptLimit, AttemptStore, BeginAttempt, Claim, Connect, DatabaseAdmin,
-            DeadLetterStore, FaultClass, FinishError, NewDeadLetter, NextTx, Records, ReplayToken, Session, Store,
-            Stranded,
-        },
-    };
+    pub use crate::{extract::ArgCheck, invocation::HandlerFuture};
 }

@@ -27,6 +27,9 @@ pub trait TestConnection: InboxConnection {
     /// Runs a statement.
     fn exec(&mut self, sql: &str) -> impl Future<Output = sqlx::Result<()>> + Send;
 
+    /// Runs a statement, and returns how many rows it has changed.
+    fn changed(&mut self, sql: &str) -> impl Future<Output = sqlx::Result<u64>> + Send;
+
     /// Runs statements in a nested transaction, which is then committed or rolled back.
     fn nested(&mut self, sql: &str, commit: bool) -> impl Future<Output = sqlx::Result<()>> + Send;
 
@@ -48,8 +51,13 @@ macro_rules! test_connection {
             }
 
             async fn exec(&mut self, sql: &str) -> sqlx::Result<()> {
-                sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(self).await?;
+                self.changed(sql).await?;
                 Ok(())
+            }
+
+            async fn changed(&mut self, sql: &str) -> sqlx::Result<u64> {
+                let done = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(self).await?;
+                Ok(done.rows_affected())
             }
 
             async fn nested(&mut self, sql: &str, commit: bool) -> sqlx::Result<()> {
@@ -194,7 +202,7 @@ impl SqliteFile {
         SqliteConnection::connect_with(&options).await.expect("a connection")
     }
 
-    /// Rewrites the declaration of a table, and lets everybody who is connected read it anew.
+    /// Rewrites the declaration of a table, and makes everybody who is connected read it again.
     async fn edit_schema(&self, sql: &str) {
         let mut stranger = self.stranger().await;
         stranger.exec("PRAGMA writable_schema = ON").await.expect("set");
@@ -283,7 +291,7 @@ impl TestDatabase for SqliteFile {
     }
 
     async fn unlock(&self, mut lock: SqliteConnection) {
-        lock.exec("ROLLBACK").await.expect("the lock is given back");
+        lock.exec("ROLLBACK").await.expect("the lock is released");
         lock.close().await.expect("closed");
     }
 

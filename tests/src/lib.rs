@@ -5,15 +5,16 @@
 //! every pair of broker and database.
 
 mod broker;
+mod campaign;
 pub mod crashes;
 mod database;
 mod flaky;
+pub mod guide;
 pub mod handlers;
 mod http;
 mod linked;
 mod probe;
 pub mod process;
-pub mod readme;
 mod script;
 pub mod servers;
 mod world;
@@ -23,6 +24,7 @@ pub use broker::KafkaCluster;
 pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
 #[cfg(feature = "nats")]
 pub use broker::{JetStream, NatsJetStream};
+pub use campaign::KillCampaign;
 #[cfg(feature = "postgres")]
 pub use database::{PostgresDatabase, pool};
 pub use database::{SqliteFile, TestConnection, TestDatabase};

@@ -134,10 +134,10 @@ impl Latch {
         self.passed.load(Ordering::SeqCst)
     }
 
-    /// Blocks the thread; for a minute if nobody opens it, so that a test that fails comes to an end.
+    /// Blocks the thread; for three minutes if nobody opens it, so that a test that fails comes to an end.
     fn block(&self) {
         let start = Instant::now();
-        while !self.open.load(Ordering::SeqCst) && start.elapsed() < Duration::from_secs(60) {
+        while !self.open.load(Ordering::SeqCst) && start.elapsed() < Duration::from_mins(3) {
             std::thread::sleep(Duration::from_millis(5));
         }
         self.passed.fetch_add(1, Ordering::SeqCst);

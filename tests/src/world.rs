@@ -118,6 +118,15 @@ impl<B: TestBroker, D: TestDatabase> World<B, D> {
         );
     }
 
+    /// Asserts that there are as many messages with an effect and an inbox row, each with one, and that none is dead-lettered.
+    pub async fn assert_each_done_once(&self, count: i64) {
+        let number = async |sql: &str| self.database.number(sql).await;
+        assert_eq!(number("SELECT count(*) FROM effects").await, count);
+        assert_eq!(number("SELECT count(DISTINCT msg_id) FROM effects").await, count);
+        assert_eq!(number("SELECT count(*) FROM inbox_events").await, count);
+        assert_eq!(number("SELECT count(*) FROM inbox_dead_letters").await, 0);
+    }
+
     /// Asserts that a message has left no trace.
     pub async fn assert_untouched(&self, group: &str, id: &str) {
         assert_eq!(self.database.effects(group, id).await, 0, "effects of {group} for {id}");

@@ -182,6 +182,13 @@ async fn g54_no_secret_of_nats_is_said() {
         let url = format!("nats://{NOBODY}?{parameter}=secret.creds");
         cases.extend(each("INBOX_BROKER_URL", vec![(parameter.to_owned(), url)], of_a_broker));
     }
+    let nats = |case: Case| of_a_broker(case).variable("INBOX_BROKER_URL", format!("nats://{NOBODY}"));
+    for option in ["user", "password", "token", "passwrd"] {
+        let variable = format!("INBOX_NATS_{}", option.to_uppercase());
+        cases.extend(each(&variable, vec![(String::new(), CANARY.to_owned())], nats));
+        let text = format!("[nats]\n{option} = '{CANARY}'\n");
+        cases.push(nats(Case::new(format!("inbox.toml {option}"))).settings(text));
+    }
     nothing_is_said(cases).await;
 }
 

@@ -27,7 +27,7 @@ fn at(span: Span) -> Span {
 ///     use ::inbox_runtime::__private as __inbox;
 ///     const __INBOX_ARG1: __inbox::Arg<A> = __inbox::arg::<A>();
 ///     fn __inbox_decode(…) -> … { … |__inbox_tx| f(__inbox_tx, __inbox_arg1) … }
-///     __inbox::submit! { __inbox::Registration::new(…, __inbox_decode, &[__INBOX_ARG1.check]) }
+///     __inbox::submit! { __inbox::Registration::new(…, __inbox::Decode::one(__inbox_decode), &[__INBOX_ARG1.check]) }
 /// };
 /// ```
 pub(crate) fn expand(args: &Args, handler: &Handler) -> TokenStream {
@@ -46,7 +46,7 @@ pub(crate) fn expand(args: &Args, handler: &Handler) -> TokenStream {
     let checks = extracted(handler).map(constant);
     // What tells the store stands at the connection's type, so that a wrong one is reported there and once.
     let registration = quote_spanned! {at(store_span(handler))=>
-        __inbox::Registration::new(#meta, __inbox_decode, &[#(#checks.check),*])
+        __inbox::Registration::new(#meta, __inbox::Decode::one(__inbox_decode), &[#(#checks.check),*])
     };
     // An `impl` block refuses a const without a name, which is reported at the function's name.
     let unnamed = quote_spanned!(at(handler.ident.span())=> _);

@@ -38,36 +38,43 @@ const DRIVERS: &[Driver] = &[
     },
     #[cfg(feature = "nats")]
     Driver {
-        name: "nats",
-        schemes: &["nats", "tls"],
-        connect: |url, place, _| {
-            let broker = super::nats::Nats::new(url);
-            broker.map(DynBroker::new).map_err(|problem| at(place, &problem))
-        },
+        name: NATS,
+        schemes: &[NATS, "tls"],
+        connect: |url, place, config| super::nats::Nats::from_url(url, place, &config.nats).map(DynBroker::new),
     },
 ];
 
-/// The one whose properties may be set beside its URL.
+// Those whose options may be set beside their URL.
 const KAFKA: &str = "kafka";
+const NATS: &str = "nats";
 
 /// The broker that a URL names, which was found at `place`. The errors say what to write instead, and where.
 pub(crate) fn connect(url: &str, place: &str, config: &Config) -> Result<DynBroker, Vec<String>> {
     let (scheme, _) = url.split_once(':').unwrap_or((url, ""));
     let driver = DRIVERS.iter().find(|driver| driver.schemes.contains(&scheme));
-    if driver.is_none_or(|driver| driver.name != KAFKA) {
-        warn_unused_kafka(config, "the broker is none of Kafka's");
-    }
+    warn_unused(config, driver.map(|driver| driver.name), "the broker is another one");
     match driver {
         Some(driver) => (driver.connect)(url, place, config),
         None => Err(at(place, &unknown(url))),
     }
 }
 
-/// Warns of properties of librdkafka that nothing uses.
-pub(crate) fn warn_unused_kafka(config: &Config, why: &str) {
-    if !config.kafka.is_empty() {
-        let places: Vec<_> = config.kafka.values().map(|given| given.place.as_str()).collect();
-        tracing::warn!(places = places.join(", "), why, "properties of Kafka are not used");
+/// Warns of options of brokers other than `used`, which nothing reads.
+pub(crate) fn warn_unused(config: &Config, used: Option<&str>, why: &str) {
+    let options = [
+        (KAFKA, config.kafka.values().collect::<Vec<_>>()),
+        (NATS, config.nats.values().collect()),
+    ];
+    for (broker, options) in options {
+        if used != Some(broker) && !options.is_empty() {
+            let places: Vec<_> = options.iter().map(|given| given.place.as_str()).collect();
+            tracing::warn!(
+                broker,
+                places = places.join(", "),
+                why,
+                "options of a broker are not used"
+            );
+        }
     }
 }
 

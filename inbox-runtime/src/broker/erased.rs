@@ -4,11 +4,11 @@ use std::{fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 
-use super::{Broker, BrokerError, Lease, Source, SourceStatus, Subscription};
+use super::{Broker, BrokerError, Lease, Published, Source, SourceStatus, Subscription};
 use crate::{
     config::ACK_WAIT,
     contain::{Contained, Owned, contain},
-    delivery::Delivery,
+    delivery::{Delivery, Message},
 };
 
 /// A broker behind `dyn`, as the pipeline holds it.
@@ -26,6 +26,15 @@ impl DynBroker {
 
     pub(crate) async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<DynSource>, BrokerError> {
         self.0.subscribe(subscriptions).await
+    }
+
+    /// Publishes a message; returns when the broker has it for good.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for messages that the runtime itself publishes")
+    )]
+    pub(crate) async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
+        self.0.publish(message).await
     }
 
     pub(crate) fn file(&self) -> Option<PathBuf> {
@@ -47,6 +56,7 @@ pub(crate) type DynLease = Arc<dyn ErasedLease>;
 trait ErasedBroker: Send + Sync {
     fn describe(&self) -> BoxFuture<'_, Result<String, BrokerError>>;
     fn subscribe(&self, subscriptions: Vec<Subscription>) -> BoxFuture<'_, Result<Vec<DynSource>, BrokerError>>;
+    fn publish(&self, message: Message) -> BoxFuture<'_, Result<Published, BrokerError>>;
     fn file(&self) -> Option<PathBuf>;
 }
 
@@ -63,6 +73,10 @@ impl<B: Broker> ErasedBroker for B {
                 .map(|source| Box::new(Owned::new("a source of the broker", source)) as DynSource)
                 .collect())
         })
+    }
+
+    fn publish(&self, message: Message) -> BoxFuture<'_, Result<Published, BrokerError>> {
+        contained("publish", async move { Broker::publish(self, message).await })
     }
 
     fn file(&self) -> Option<PathBuf> {
@@ -191,4 +205,39 @@ fn said<T>(call: &'static str, ask: impl FnOnce() -> T) -> Option<T> {
 
 fn panicked(call: &'static str, panic: &str) -> String {
     format!("its `{call}` panicked: {panic}")
+}
+
+#[cfg(all(test, feature = "embedded"))]
+mod tests {
+    use super::*;
+    use crate::broker::embedded::Embedded;
+
+    /// Panics at each message of the subject `bad`.
+    struct Panicking(Embedded);
+
+    impl Broker for Panicking {
+        type Source = <Embedded as Broker>::Source;
+
+        async fn describe(&self) -> Result<String, BrokerError> {
+            Broker::describe(&self.0).await
+        }
+
+        async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
+            Broker::subscribe(&self.0, subscriptions).await
+        }
+
+        async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
+            assert_ne!(message.subject, "bad", "no such subject");
+            Broker::publish(&self.0, message).await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_publish_is_an_error_and_the_next_message_is_published() {
+        let broker = DynBroker::new(Panicking(Embedded::memory()));
+        let error = broker.publish(Message::new("bad", "1")).await.expect_err("a panic");
+        assert!(matches!(error, BrokerError::Unavailable { .. }), "{error}");
+        assert!(error.to_string().contains("`publish` panicked"), "{error}");
+        broker.publish(Message::new("good", "1")).await.expect("published");
+    }
 }

@@ -17,7 +17,7 @@ mod status;
 pub(crate) mod subject;
 mod subscription;
 
-pub(crate) use drivers::{EXAMPLE_URL, connect, warn_unused_kafka};
+pub(crate) use drivers::{EXAMPLE_URL, connect, warn_unused};
 pub(crate) use erased::{DynBroker, DynLease, DynSource, erased};
 pub use error::BrokerError;
 pub use status::SourceStatus;

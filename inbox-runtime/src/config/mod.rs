@@ -1,55 +1,40 @@
 //! Every setting of a program: code over environment over file. Nothing else reads the environment.
 //!
+//! ```text
+//!  floors; a line uses only itself and what is below it
+//!    mod                 reads the environment and the file
+//!    file · environment  read inbox.toml, and the variables
+//!    settings            what has one value for the whole program
+//!    values              what was found
+//!    overrides · overlay
+//!    document            the text of inbox.toml
+//!    setting · value
+//! ```
+//!
 //! What there is to set is in [`reference()`].
 
 use std::{
-    collections::BTreeMap,
     ffi::OsString,
-    fmt,
     path::{Path, PathBuf},
 };
 
+mod document;
+mod environment;
 mod file;
 mod overlay;
 mod overrides;
+mod setting;
 mod settings;
+mod value;
+mod values;
 
+use environment::Variables;
 pub(crate) use overlay::{ACK_WAIT, Layer, Settings};
-pub(crate) use overrides::Overrides;
+pub use setting::{Kind, Setting};
 pub(crate) use settings::prefix;
-pub use settings::{Kind, Setting, reference};
-
-/// The variable of the database, of whatever kind.
-pub(crate) const DATABASE_URL: &str = "DATABASE_URL";
-
-/// A value that is not to be shown: URLs carry passwords.
-#[derive(Clone)]
-pub(crate) struct Secret(pub(crate) String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
-/// A value and where it was found, for the error of whoever can't use it.
-#[derive(Clone, Debug)]
-pub(crate) struct Given<T> {
-    pub(crate) value: T,
-    /// The variable's name, or `inbox.toml:3`.
-    pub(crate) place: String,
-}
-
-/// What the environment and the file set.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Config {
-    pub(crate) settings: Layer,
-    /// The URLs of databases, by the variable that each has.
-    pub(crate) database_urls: BTreeMap<&'static str, Given<Secret>>,
-    /// The properties of librdkafka.
-    pub(crate) kafka: BTreeMap<String, Given<Secret>>,
-    pub(crate) overrides: Overrides,
-}
+pub use settings::reference;
+pub(crate) use value::{Given, Secret};
+pub(crate) use values::{Config, DATABASE_URL};
 
 impl Config {
     /// The settings of the environment and of the file: the one that the program names, else that of `INBOX_CONFIG`, else
@@ -64,75 +49,15 @@ impl Config {
         variables: impl Iterator<Item = (String, OsString)>,
         problems: &mut Vec<String>,
     ) -> Self {
-        let (mut values, mut kafka, mut named) = (Vec::new(), Vec::new(), None);
-        for (name, value) in variables {
-            // A variable that is set to nothing is how many a platform says "unset".
-            if value.is_empty() {
-                continue;
-            }
-            if Some(name.as_str()) == settings::CONFIG.variable {
-                named = Some(PathBuf::from(value));
-            } else if let Some(row) = settings::ROWS.iter().find(|row| row.setting.variable == Some(&name)) {
-                values.push((row, name, value));
-            } else if let Some(property) = name.strip_prefix(settings::KAFKA_PREFIX) {
-                // No property of librdkafka has an underscore.
-                let property = property.to_ascii_lowercase().replace('_', ".");
-                kafka.push((property, name, value));
-            } else {
-                warn_unknown(&name);
-            }
-        }
+        let variables = Variables::sort(variables);
         let mut config = Self::default();
-        match file.map(Path::to_owned).or(named) {
+        match file.map(Path::to_owned).or(variables.file.clone().map(PathBuf::from)) {
             Some(path) => file::read(&path, true, &mut config, problems),
             None => file::read(Path::new("inbox.toml"), false, &mut config, problems),
         }
-        if values.iter().any(|(_, name, _)| name == DATABASE_URL) {
-            // The database that the environment names wins, also over a more special name of it in the file.
-            config.database_urls.clear();
-        }
-        for (property, name, value) in kafka {
-            match value.into_string() {
-                Ok(value) => {
-                    let value = Secret(value.trim().to_owned());
-                    config.kafka.insert(property, Given { value, place: name });
-                }
-                Err(_) => problems.push(format!("the environment variable {name}: it is not UTF-8")),
-            }
-        }
-        for (row, name, value) in values {
-            let set = match value.to_str().map(str::trim) {
-                Some("") => Ok(()),
-                Some(value) => (row.set)(&mut config, value, &name),
-                None => Err("it is not UTF-8".to_owned()),
-            };
-            if let Err(problem) = set {
-                let meaning = row.setting.meaning;
-                problems.push(format!("the environment variable {name} ({meaning}): {problem}"));
-            }
-        }
+        variables.set(&mut config, problems);
         config
     }
-}
-
-/// Warns only: a container platform makes variables such as `INBOX_PORT` for a service called inbox.
-fn warn_unknown(name: &str) {
-    if name.starts_with("INBOX_") {
-        let known = reference();
-        let known = known.iter().filter_map(|setting| setting.variable);
-        tracing::warn!(
-            variable = name,
-            nearest = nearest(name, known),
-            "an unknown environment variable begins with INBOX_"
-        );
-    }
-}
-
-/// The known name that looks most like `name`.
-fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> &'a str {
-    known
-        .min_by_key(|known| strsim::damerau_levenshtein(known, name))
-        .unwrap_or_default()
 }
 
 #[cfg(test)]

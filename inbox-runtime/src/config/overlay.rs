@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use super::{Given, Secret};
+use super::value::{Given, Secret};
 use crate::store::{MigrateMode, StoreSettings};
 
 /// How long a delivery stays leased without a sign of life, unless something else is set.

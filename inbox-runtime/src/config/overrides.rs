@@ -6,9 +6,9 @@ use inbox_rules::limits;
 use toml::de::{DeTable, DeValue};
 
 use super::{
-    file::{File, number_of},
-    nearest,
-    settings::OF_HANDLERS,
+    document::{Document, number_of},
+    setting::OF_HANDLERS,
+    value::nearest,
 };
 use crate::{backoff::Backoff, handler::HandlerMeta};
 
@@ -66,7 +66,7 @@ pub(crate) struct Overrides(Vec<Override>);
 
 impl Overrides {
     /// Takes a table of the file.
-    pub(super) fn read(&mut self, file: &mut File<'_>, key: Cow<'_, str>, place: &str, table: DeTable<'_>) {
+    pub(super) fn read(&mut self, file: &mut Document<'_>, key: Cow<'_, str>, place: &str, table: DeTable<'_>) {
         let mut new = Override {
             key: key.into_owned(),
             place: place.to_owned(),

@@ -1,65 +1,15 @@
-//! The one table of settings: their names, what they mean, and how their values are read.
+//! The settings of the whole program that have one value: their names, what they mean, and how their values are read.
 
 use std::{net::SocketAddr, time::Duration};
 
 use inbox_rules::{limits, subject_rules};
 
-use super::{Config, DATABASE_URL, Given, Secret};
+use super::{
+    setting::{CONFIG, KAFKA, Kind, NATS, OF_HANDLERS, Setting},
+    value::{Given, Secret},
+    values::{Config, DATABASE_URL},
+};
 use crate::store::MigrateMode;
-
-/// One setting of a program, as the documentation's table has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Setting {
-    /// The environment variable; `None` where there is none.
-    pub variable: Option<&'static str>,
-    /// The key in `inbox.toml`; `None` where there is none.
-    pub key: Option<&'static str>,
-    /// What its value looks like.
-    pub kind: Kind,
-    /// What holds when it isn't set; `None` if nothing does.
-    pub default: Option<&'static str>,
-    /// A value, as it is written in `inbox.toml`.
-    pub example: &'static str,
-    /// What it means.
-    pub meaning: &'static str,
-}
-
-/// What the value of a [`Setting`] looks like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Kind {
-    /// Text, or one of the words in its meaning.
-    Text,
-    /// A URL. It may have a password, so it is never shown.
-    Url,
-    /// A duration from 1 ms to a year, as in `30s` or `500ms`.
-    Duration,
-    /// A whole number.
-    Number,
-    /// `true` or `false`.
-    Flag,
-    /// Several words: separated by commas in a variable, an array in the file.
-    List,
-    /// Several words with a value each: a variable for each, a table in the file.
-    Table,
-}
-
-impl Kind {
-    /// The kind in one word.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Text => "text",
-            Self::Url => "URL",
-            Self::Duration => "duration",
-            Self::Number => "number",
-            Self::Flag => "flag",
-            Self::List => "list",
-            Self::Table => "table",
-        }
-    }
-}
 
 /// Takes a value, which is neither empty nor padded; the error says what to write instead.
 type Set = fn(&mut Config, &str, &str) -> Result<(), String>;
@@ -70,29 +20,6 @@ pub(super) struct Row {
     /// The arguments are the value and where it was found.
     pub(super) set: Set,
 }
-
-/// `INBOX_CONFIG`, which the file itself can't have.
-pub(super) const CONFIG: Setting = Setting {
-    variable: Some("INBOX_CONFIG"),
-    key: None,
-    kind: Kind::Text,
-    default: Some("inbox.toml"),
-    example: "/etc/app/inbox.toml",
-    meaning: "the file with settings; one that is named must be there",
-};
-
-/// What the variables begin with that are properties of librdkafka.
-pub(super) const KAFKA_PREFIX: &str = "INBOX_KAFKA_";
-
-/// The properties of librdkafka: a variable for each, and a table in the file.
-const KAFKA: Setting = Setting {
-    variable: Some("INBOX_KAFKA_…"),
-    key: Some("kafka"),
-    kind: Kind::Table,
-    default: None,
-    example: "{ \"session.timeout.ms\" = 10000 }",
-    meaning: "properties of librdkafka, as INBOX_KAFKA_SESSION_TIMEOUT_MS is `session.timeout.ms`",
-};
 
 const fn row(
     variable: &'static str,
@@ -191,34 +118,6 @@ pub(super) const ROWS: [Row; 15] = [
         }),
 ];
 
-const fn of_handler(
-    key: &'static str,
-    kind: Kind,
-    default: &'static str,
-    example: &'static str,
-    meaning: &'static str,
-) -> Setting {
-    Setting {
-        variable: None,
-        key: Some(key),
-        kind,
-        default: Some(default),
-        example,
-        meaning,
-    }
-}
-
-/// What the file can say of a handler, in place of its attribute.
-#[rustfmt::skip]
-pub(super) const OF_HANDLERS: [Setting; 4] = [
-    of_handler("concurrency", Kind::Number, "the attribute's, 1", "4", "how many messages are handled at a time, 1 to 1024"),
-    of_handler("timeout", Kind::Duration, "the attribute's, 5m", "\"30s\"", "how long one run may take"),
-    of_handler("backoff", Kind::Text, "the attribute's, 1s..5m", "\"500ms..1m\"",
-        "between attempts: the first and the largest bound, exponential with full jitter"),
-    of_handler("max_attempts", Kind::Number, "the attribute's, 20", "5",
-        "after how many failures a message goes to the dead letters, from 1, or \"unlimited\""),
-];
-
 /// Every setting: those of the whole program, then what `inbox.toml` can say of single handlers.
 ///
 /// ```
@@ -230,7 +129,7 @@ pub(super) const OF_HANDLERS: [Setting; 4] = [
 #[must_use]
 pub fn reference() -> Vec<Setting> {
     let whole = std::iter::once(CONFIG).chain(ROWS.iter().map(|row| row.setting));
-    whole.chain([KAFKA]).chain(OF_HANDLERS).collect()
+    whole.chain(NATS).chain([KAFKA]).chain(OF_HANDLERS).collect()
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "of the shape of the other setters")]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::*;
+use super::{value::nearest, *};
 use crate::{backoff::Backoff, handler::HandlerMeta, store::MigrateMode};
 
 static BILLING: HandlerMeta = HandlerMeta::new("app::orders::create_invoice", "billing", "order.created");
@@ -89,8 +89,9 @@ fn every_example_of_the_reference_can_be_used() {
         .iter()
         .map(|row| format!("{} = {}", row.setting.key.expect("a key"), row.setting.example))
         .collect();
+    text.extend(setting::NATS.map(|setting| format!("{} = {}", setting.key.expect("a key"), setting.example)));
     text.push("[handlers.billing]".to_owned());
-    text.extend(settings::OF_HANDLERS.map(|setting| format!("{} = {}", setting.key.expect("a key"), setting.example)));
+    text.extend(setting::OF_HANDLERS.map(|setting| format!("{} = {}", setting.key.expect("a key"), setting.example)));
     let (config, problems) = file(&text.join("\n"));
     assert_eq!(problems, [""; 0]);
     assert_eq!(config.settings.pool_size, Some(10));
@@ -147,6 +148,46 @@ fn properties_of_librdkafka_come_from_both() {
         problems[0].starts_with("inbox.toml:2: ") && problems[0].contains("in quotes"),
         "{}",
         problems[0]
+    );
+}
+
+#[test]
+fn options_of_nats_come_from_both() {
+    let text = "[nats]\ndomain = \"hub\"\npassword = \"hunter2\"\ntls_first = true";
+    let (config, problems) = read(&[("INBOX_NATS_DOMAIN", "leaf"), ("INBOX_NATS_USER", "shop")], text);
+    assert_eq!(problems, [""; 0]);
+    assert!(!format!("{config:?}").contains("hunter2"), "{config:?}");
+    let options = config.nats.iter();
+    let options: Vec<_> = options
+        .map(|(name, given)| (*name, given.value.0.as_str(), given.place.rsplit('/').next()))
+        .collect();
+    assert_eq!(
+        options,
+        [
+            ("domain", "leaf", Some("INBOX_NATS_DOMAIN")),
+            ("password", "hunter2", Some("inbox.toml:3")),
+            ("tls_first", "true", Some("inbox.toml:4")),
+            ("user", "shop", Some("INBOX_NATS_USER")),
+        ]
+    );
+}
+
+#[test]
+fn a_problem_of_the_table_of_nats_has_its_line_and_no_secret() {
+    let text = "[nats]\npasword = \"hunter2\"\npassword = [\"hunter2\"]\ntls_first = \"yes\"";
+    let mut found = problems(text);
+    found.sort();
+    assert_eq!(
+        found,
+        [
+            "inbox.toml:2: `pasword` is not an option of [nats]; the nearest is `password`",
+            "inbox.toml:3: `nats.password` is a text; write it as in `nats.password = \"secret\"`",
+            "inbox.toml:4: `nats.tls_first` is a flag; write it as in `nats.tls_first = true`",
+        ]
+    );
+    assert_eq!(
+        problems("nats = \"hub\""),
+        ["inbox.toml:1: `nats` is a table; write `[nats]`"]
     );
 }
 

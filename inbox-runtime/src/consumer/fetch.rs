@@ -2,12 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{
-    queue::{Queue, Queued},
-    replay,
-};
+use super::queue::{QueueSender, Queued};
 use crate::{
     broker::{BrokerError, DynSource},
     error_chain::text,
@@ -17,24 +14,21 @@ use crate::{
 
 /// How long one pull waits for a message.
 const PULL_WAIT: Duration = Duration::from_secs(5);
-/// How often the database is asked for replays that another process has requested.
-const REPLAY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Pulls as many messages as there are free slots, until the broker's client ends.
+/// Pulls as many messages as there are free slots, at least half as many as there are workers, until the broker's client ends.
 pub(super) async fn fetch<S: Store>(
     pipeline: &Pipeline<S>,
     source: &mut DynSource,
     slots: &Arc<Semaphore>,
-    queue: &Queue,
+    queue: &QueueSender,
 ) -> BrokerError {
     let status = &pipeline.status;
+    // Half as many as there are workers: with fewer slots free every worker has a message, and others wait.
+    let batch = (pipeline.meta.concurrency / 2).max(1);
     let mut failures = 0;
     loop {
         status.availability.wait_available().await;
-        let mut free = Vec::from_iter(slots.clone().acquire_owned().await);
-        while let Ok(slot) = slots.clone().try_acquire_owned() {
-            free.push(slot);
-        }
+        let free = free_slots(slots, batch).await;
         let pulled = source.pull(free.len(), PULL_WAIT).await;
         status.leases.set_ack_wait(source.ack_wait());
         match pulled {
@@ -62,6 +56,13 @@ pub(super) async fn fetch<S: Store>(
     }
 }
 
+/// Waits until so many slots are free and takes all that are. Under load a pull of one or two messages costs as much as one of
+/// many.
+async fn free_slots(slots: &Arc<Semaphore>, batch: u32) -> Vec<OwnedSemaphorePermit> {
+    drop(slots.acquire_many(batch).await);
+    std::iter::from_fn(|| slots.clone().try_acquire_owned().ok()).collect()
+}
+
 /// Shows in health why nothing can be pulled. It is logged once, not at each try; the end of the client is the inbox's error.
 fn mark_broker_unavailable<S: Store>(pipeline: &Pipeline<S>, error: &BrokerError) {
     let why = text(error);
@@ -75,14 +76,13 @@ fn mark_broker_unavailable<S: Store>(pipeline: &Pipeline<S>, error: &BrokerError
     }
 }
 
-/// Takes dead letters that are to be replayed. Never returns.
-pub(super) async fn fetch_replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queue) {
+/// Takes dead letters that are to be replayed, whenever it is told that some are due. Never returns.
+pub(super) async fn fetch_replays<S: Store>(pipeline: &Pipeline<S>, queue: &QueueSender) {
     // A slot of its own: the pull holds all others while it waits for messages. A dead letter is taken only when the slot is
     // free, so that no lease expires before it is kept alive.
     let slots = Arc::new(Semaphore::new(1));
     loop {
         let slot = slots.clone().acquire_owned().await.ok();
-        let requested = replay::REQUESTED.notified();
         pipeline.status.availability.wait_available().await;
         match pipeline.take_replays(1).await {
             Ok(mut jobs) => {
@@ -93,8 +93,7 @@ pub(super) async fn fetch_replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queu
             }
             Err(error) => tracing::debug!(error = %text(&error), "no dead letters can be replayed now"),
         }
-        pipeline.status.stranded.refresh(S::NAME, &*pipeline.records).await;
-        let _ = tokio::time::timeout(REPLAY_INTERVAL, requested).await;
+        pipeline.replays_due.notified().await;
     }
 }
 
@@ -102,4 +101,23 @@ pub(super) async fn fetch_replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queu
 pub(super) fn pause(failures: u32) -> Duration {
     let half = OUTAGE_BACKOFF.bound(failures) / 2;
     half + half.mul_f64(fastrand::f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::poll;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pull_takes_all_free_slots_and_waits_for_a_batch_of_them() {
+        let slots = Arc::new(Semaphore::new(8));
+        let mut taken = free_slots(&slots, 3).await;
+        assert_eq!(taken.len(), 8, "nothing is in flight");
+        taken.truncate(6);
+        let mut next = std::pin::pin!(free_slots(&slots, 3));
+        assert!(poll!(&mut next).is_pending(), "two are no batch");
+        taken.truncate(4);
+        assert_eq!(next.await.len(), 4, "the whole batch and what is free besides");
+    }
 }

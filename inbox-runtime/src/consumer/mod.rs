@@ -11,7 +11,7 @@ mod background_settle;
 mod fetch;
 mod prefetch;
 mod queue;
-pub(crate) mod replay;
+mod replay;
 mod run;
 mod stop;
 mod worker;

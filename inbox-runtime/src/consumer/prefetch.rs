@@ -41,9 +41,9 @@ impl<'a, S: Store> Prefetch<'a, S> {
 
     /// The first message in the queue, or the next in the partition, which no other worker can have.
     fn find(&self) -> Option<Prefetched<S>> {
-        let (queued, is_next_in_partition) = match self.queue.try_pop() {
-            Some(queued) => (queued, false),
-            None => (self.next_in_partition()?, true),
+        let (queued, is_next_in_partition) = match self.queue.try_recv() {
+            Ok(queued) => (queued, false),
+            Err(_) => (self.next_in_partition()?, true),
         };
         let decoded = self.pipeline.decode_early(&queued.job);
         Some(Prefetched {

@@ -1,11 +1,26 @@
-//! The messages of a handler that wait for one of its workers.
+//! The messages of a handler that wait for one of its workers: an unbounded channel, since the slots bound it. Closed, it is drained.
 
-use std::collections::VecDeque;
-
-use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::pipeline::{Job, LeaseGuard, LeaseKeeper};
+
+/// The end of the queue that messages are put in.
+pub(super) struct QueueSender(async_channel::Sender<Queued>);
+
+impl QueueSender {
+    pub(super) fn push(&self, queued: Queued) {
+        // It fails only when the queue is closed, after which nothing is fetched: dropped, a message is redelivered.
+        let _ = self.0.try_send(queued);
+    }
+
+    /// The workers get what is in the queue, and then nothing.
+    pub(super) fn close(&self) {
+        self.0.close();
+    }
+}
+
+/// The end of the queue that workers take messages from.
+pub(super) type Queue = async_channel::Receiver<Queued>;
 
 /// A message that waits for a worker, with the guard of its lease and its slot.
 pub(super) struct Queued {
@@ -23,43 +38,7 @@ impl Queued {
     }
 }
 
-/// The messages that wait for a worker. The semaphore has as many permits as there are messages.
-pub(super) struct Queue {
-    jobs: Mutex<VecDeque<Queued>>,
-    waiting: Semaphore,
-}
-
-impl Queue {
-    pub(super) fn new() -> Self {
-        Self {
-            jobs: Mutex::default(),
-            waiting: Semaphore::new(0),
-        }
-    }
-
-    pub(super) fn push(&self, queued: Queued) {
-        self.jobs.lock().push_back(queued);
-        self.waiting.add_permits(1);
-    }
-
-    pub(super) fn try_pop(&self) -> Option<Queued> {
-        match self.waiting.try_acquire() {
-            Ok(permit) => permit.forget(),
-            Err(TryAcquireError::NoPermits) => return None,
-            Err(TryAcquireError::Closed) => {}
-        }
-        self.jobs.lock().pop_front()
-    }
-
-    /// `None` when the queue is closed and empty.
-    pub(super) async fn pop(&self) -> Option<Queued> {
-        if let Ok(permit) = self.waiting.acquire().await {
-            permit.forget();
-        }
-        self.jobs.lock().pop_front()
-    }
-
-    pub(super) fn close(&self) {
-        self.waiting.close();
-    }
+pub(super) fn queue() -> (QueueSender, Queue) {
+    let (sender, queue) = async_channel::unbounded();
+    (QueueSender(sender), queue)
 }

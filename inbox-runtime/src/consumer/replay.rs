@@ -1,11 +1,6 @@
 //! Dead letters that are to be replayed, as deliveries.
 
-use std::{
-    sync::{Arc, LazyLock},
-    time::Duration,
-};
-
-use tokio::sync::Notify;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     broker::{self, BrokerError, Lease},
@@ -17,9 +12,6 @@ use crate::{
 /// How long the lease of a replayed dead letter lasts beyond its handler's timeout: on SQLite it can't be renewed while the
 /// handler holds the only right to write.
 const GRACE: Duration = Duration::from_secs(30);
-
-/// Notifies the consumers of this process that a replay is requested; those of others find it at their next look.
-pub(crate) static REQUESTED: LazyLock<Notify> = LazyLock::new(Notify::new);
 
 impl<S: Store> Pipeline<S> {
     /// Takes up to `max` dead letters of this handler that are to be replayed.

@@ -7,7 +7,7 @@ use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::{
     fetch::{fetch, fetch_replays},
-    queue::Queue,
+    queue::queue,
     stop::{RELEASE_WAIT, Stop},
     worker::work,
 };
@@ -16,7 +16,7 @@ use crate::{
     error::Error,
     outcome::Outcome,
     pipeline::{Job, NoLookahead, Pipeline, Running},
-    store::{Session, Store, StoreError},
+    store::{Records, Session, Store, StoreError},
 };
 
 /// A pipeline whose store is erased.
@@ -30,6 +30,12 @@ pub(crate) trait Runner: Send + Sync {
 
     /// The messages that are being handled.
     fn running(&self) -> Running;
+
+    /// Dead letters of its group are due for a replay: while it runs it takes them as it has slots.
+    fn wake_for_replays(&self);
+
+    /// Whether its dead letters are there.
+    fn keeps_records_in(&self, records: &Arc<dyn Records>) -> bool;
 
     /// Takes a dead letter that is to be replayed.
     fn next_replay(&self) -> BoxFuture<'_, Result<Option<Job>, StoreError>>;
@@ -65,6 +71,15 @@ impl<S: Store> Runner for Pipeline<S> {
         self.running.clone()
     }
 
+    fn wake_for_replays(&self) {
+        // Remembered until it waits for it.
+        self.replays_due.notify_one();
+    }
+
+    fn keeps_records_in(&self, records: &Arc<dyn Records>) -> bool {
+        Arc::ptr_eq(&self.records, records)
+    }
+
     fn next_replay(&self) -> BoxFuture<'_, Result<Option<Job>, StoreError>> {
         Box::pin(async move { Ok(self.take_replays(1).await?.pop()) })
     }
@@ -74,7 +89,7 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
     let concurrency = pipeline.meta.concurrency.max(1) as usize;
     // For each worker one message besides the one that it handles, so that there is one to prefetch.
     let slots = Arc::new(Semaphore::new(concurrency * 2));
-    let queue = Arc::new(Queue::new());
+    let (sender, queue) = queue();
 
     // They end with this future: if it is dropped nobody else stops them.
     let mut workers = JoinSet::new();
@@ -88,14 +103,14 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
         let mut result = tokio::select! {
             biased;
             () = stop.drain.cancelled() => Ok(()),
-            error = fetch(&pipeline, &mut source, &slots, &queue) => Err(error.into()),
-            () = fetch_replays(&pipeline, &queue) => unreachable!("fetch_replays never returns"),
+            error = fetch(&pipeline, &mut source, &slots, &sender) => Err(error.into()),
+            () = fetch_replays(&pipeline, &sender) => unreachable!("fetch_replays never returns"),
             // Before the queue is closed a worker ends by a panic only.
             Some(ended) = workers.join_next() => ended.map_err(Error::from),
         };
         stop.drain.cancel();
         let _ = tokio::time::timeout(RELEASE_WAIT, source.close()).await;
-        queue.close();
+        sender.close();
         while let Some(ended) = workers.join_next().await {
             result = result.and(ended.map_err(Error::from));
         }

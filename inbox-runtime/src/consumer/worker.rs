@@ -22,7 +22,7 @@ const LINGER: Duration = Duration::from_millis(20);
 
 /// Handles one message after another, until the queue is closed and empty. The session is kept while there is a next message,
 /// and [`LINGER`] longer.
-pub(super) async fn work<S: Store>(pipeline: Arc<Pipeline<S>>, queue: Arc<Queue>, stop: Stop) {
+pub(super) async fn work<S: Store>(pipeline: Arc<Pipeline<S>>, queue: Queue, stop: Stop) {
     let mut worker = Worker {
         pipeline: &pipeline,
         queue: &queue,
@@ -52,16 +52,16 @@ impl<S: Store> Worker<'_, S> {
         if let Some(prefetched) = self.prefetch.take() {
             return Some(prefetched);
         }
-        if let Some(queued) = self.queue.try_pop() {
+        if let Ok(queued) = self.queue.try_recv() {
             return Some((queued, None));
         }
         if self.session.is_some()
-            && let Ok(popped) = tokio::time::timeout(LINGER, self.queue.pop()).await
+            && let Ok(received) = tokio::time::timeout(LINGER, self.queue.recv()).await
         {
-            if popped.is_none() {
+            if received.is_err() {
                 self.release_session().await;
             }
-            return Some((popped?, None));
+            return Some((received.ok()?, None));
         }
         self.release_session().await;
         Some((self.wait().await?, None))
@@ -69,13 +69,13 @@ impl<S: Store> Worker<'_, S> {
 
     /// Waits for a message. A panic of what is still being settled shows meanwhile, not only once there is a message.
     async fn wait(&mut self) -> Option<Queued> {
-        let mut popped = std::pin::pin!(self.queue.pop());
+        let mut received = std::pin::pin!(self.queue.recv());
         tokio::select! {
             biased;
-            popped = &mut popped => return popped,
+            received = &mut received => return received.ok(),
             () = self.settler.wait_settled() => {}
         }
-        popped.await
+        received.await.ok()
     }
 
     async fn release_session(&mut self) {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{DeliveryContext, FromDelivery, Rejection, parse_json};
 
-/// The payload in the body that omni-box's `EnvelopeEventConverter` writes, with everything that stands beside it.
+/// The payload in the body that omni-box's `EnvelopeEventConverter` writes, with every field beside it.
 ///
 /// omni-box has three converters, and the handler says which one its messages come from; nothing is guessed from what a
 /// body looks like:

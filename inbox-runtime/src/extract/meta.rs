@@ -69,7 +69,7 @@ impl Meta {
         &self.0.delivery.subject
     }
 
-    /// The how-many-th delivery this is, from 1, where the broker counts. Information only.
+    /// How often the message was delivered, this time included, where the broker counts. Information only.
     #[must_use]
     pub fn delivery_count(&self) -> Option<u64> {
         self.0.delivery.delivery_count

@@ -53,8 +53,8 @@ pub trait FromDelivery: Sized + Send + 'static {
     ///
     /// # Errors
     ///
-    /// A [`Rejection`] when this message can't give one: no further delivery can mend that, so it goes to the dead
-    /// letters.
+    /// A [`Rejection`] when this message can't give one: no redelivery can mend that, so it is
+    /// dead-lettered.
     fn from_delivery(context: &DeliveryContext<'_>) -> Result<Self, Rejection>;
 
     /// Says at the start of the program what would be missing at every message.

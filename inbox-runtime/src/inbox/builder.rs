@@ -12,8 +12,7 @@ use crate::{
     extract::States,
     handler::HandlerMeta,
     health::{HealthHandle, LifecycleGuard},
-    inbox::erased::ErasedStore,
-    store::{IntoStore, MigrateMode, Records, Store, StoreSettings},
+    store::{IntoStore, MigrateMode, Records, Store, StoreSettings, drivers::ErasedStore},
 };
 
 pub(super) type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;

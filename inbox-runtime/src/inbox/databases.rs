@@ -7,11 +7,12 @@ use crate::{
     config::{Config, DATABASE_URL, Given, Secret},
     error_chain::text,
     handler::HandlerMeta,
-    inbox::{
-        erased::{ErasedStore, StoreDriver},
-        startup_checks,
+    inbox::startup_checks,
+    store::{
+        Records, StoreSettings,
+        detached::Detached,
+        drivers::{ErasedStore, StoreDriver},
     },
-    store::{Records, StoreSettings, detached::Detached},
 };
 
 /// A database that the program uses.

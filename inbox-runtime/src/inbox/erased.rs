@@ -1,11 +1,8 @@
-//! The stores that are compiled in, behind `dyn`: what the start of the program needs of each.
+//! The registered handlers behind `dyn`, whatever their stores: what the start of the program needs of each.
 
-use std::{
-    any::{Any, TypeId},
-    marker::PhantomData,
-    sync::Arc,
-};
+use std::{any::TypeId, sync::Arc};
 
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -16,15 +13,13 @@ use crate::{
     handler::HandlerMeta,
     pipeline::{
         Availability, LeaseKeeper, PendingRefunds, Pipeline, PipelineStatus, ProgressTracker, Running, SoloGate,
-        StrandedReplays, Strikes,
+        Strikes,
     },
-    registry::Registration,
-    store::{ConnectError, Records, Store, StoreSettings, detached::Detached},
+    registry::{Registration, Visitor, visit},
+    store::{Records, Store, drivers::ErasedStore},
     telemetry::{Instruments, OpenTransactions},
+    warnings::Warnings,
 };
-
-/// A connected store whose type is not of interest.
-pub(crate) type ErasedStore = Box<dyn Any + Send + Sync>;
 
 /// What all pipelines of a program share.
 #[derive(Clone)]
@@ -35,8 +30,7 @@ pub(crate) struct Shared {
     pub(crate) stopped: CancellationToken,
     /// Lets a message that may have killed a process run alone.
     pub(crate) gate: SoloGate,
-    /// The dead letters that nobody replays.
-    pub(crate) stranded: StrandedReplays,
+    pub(crate) warnings: Warnings,
 }
 
 /// A handler that was registered with one of the stores.
@@ -49,88 +43,29 @@ pub(crate) trait ErasedRegistration: Send + Sync {
     /// What its arguments lack.
     fn missing(&self, states: &States) -> Vec<String>;
 
-    /// Its pipeline, which works by `meta`; `None` if `store` is another kind of store.
+    /// Its pipeline, which works by `meta` and keeps its records in `records`; `None` if `store` is another kind of store.
     fn pipeline(
         &self,
         meta: &HandlerMeta,
         store: &ErasedStore,
+        records: &Arc<dyn Records>,
         shared: &Shared,
     ) -> Option<(Arc<dyn Runner>, PipelineStatus)>;
 }
 
-/// One store, as far as it needs no connection.
-pub(crate) trait StoreDriver: Send + Sync {
-    fn store(&self) -> TypeId;
-    fn name(&self) -> &'static str;
-    fn variable(&self) -> &'static str;
-    fn schemes(&self) -> &'static [&'static str];
-    fn example_url(&self) -> &'static str;
-    fn transactional(&self) -> bool;
-    fn entries(&self) -> Vec<Box<dyn ErasedRegistration>>;
-    fn at(&self, url: &str, settings: StoreSettings) -> Result<ErasedStore, ConnectError>;
-    fn records(&self, store: &ErasedStore) -> Option<Arc<dyn Records>>;
-    fn max_connections(&self, store: &ErasedStore) -> Option<u32>;
-}
+/// Every handler of the program.
+pub(super) fn registrations() -> Vec<Box<dyn ErasedRegistration>> {
+    struct Erase(Vec<Box<dyn ErasedRegistration>>);
 
-/// Every store that is compiled in; a row for each.
-pub(crate) fn drivers() -> Vec<Box<dyn StoreDriver>> {
-    vec![
-        #[cfg(feature = "postgres")]
-        Box::new(Driver::<crate::store::postgres::PostgresStore>(PhantomData)),
-        #[cfg(feature = "sqlite")]
-        Box::new(Driver::<crate::store::sqlite::SqliteStore>(PhantomData)),
-        Box::new(Driver::<Detached>(PhantomData)),
-    ]
-}
-
-struct Driver<S>(PhantomData<fn() -> S>);
-
-impl<S: Store> StoreDriver for Driver<S>
-where
-    Registration<S>: inventory::Collect,
-{
-    fn store(&self) -> TypeId {
-        TypeId::of::<S>()
+    impl Visitor for Erase {
+        fn registration<S: Store>(&mut self, registration: &'static Registration<S>) {
+            self.0.push(Box::new(registration));
+        }
     }
 
-    fn name(&self) -> &'static str {
-        S::NAME
-    }
-
-    fn variable(&self) -> &'static str {
-        S::VARIABLE
-    }
-
-    fn schemes(&self) -> &'static [&'static str] {
-        S::SCHEMES
-    }
-
-    fn example_url(&self) -> &'static str {
-        S::EXAMPLE_URL
-    }
-
-    fn transactional(&self) -> bool {
-        S::TRANSACTIONAL
-    }
-
-    fn entries(&self) -> Vec<Box<dyn ErasedRegistration>> {
-        inventory::iter::<Registration<S>>
-            .into_iter()
-            .map(|registration| Box::new(registration) as Box<dyn ErasedRegistration>)
-            .collect()
-    }
-
-    fn at(&self, url: &str, settings: StoreSettings) -> Result<ErasedStore, ConnectError> {
-        Ok(Box::new(S::from_url(url, settings)?))
-    }
-
-    fn records(&self, store: &ErasedStore) -> Option<Arc<dyn Records>> {
-        Some(store.downcast_ref::<S>()?.records())
-    }
-
-    fn max_connections(&self, store: &ErasedStore) -> Option<u32> {
-        store.downcast_ref::<S>()?.max_connections()
-    }
+    let mut all = Erase(Vec::new());
+    visit(&mut all);
+    all.0
 }
 
 impl<S: Store> ErasedRegistration for &'static Registration<S> {
@@ -154,6 +89,7 @@ impl<S: Store> ErasedRegistration for &'static Registration<S> {
         &self,
         meta: &HandlerMeta,
         store: &ErasedStore,
+        records: &Arc<dyn Records>,
         shared: &Shared,
     ) -> Option<(Arc<dyn Runner>, PipelineStatus)> {
         let store = store.downcast_ref::<S>()?.clone();
@@ -163,14 +99,13 @@ impl<S: Store> ErasedRegistration for &'static Registration<S> {
             leases: LeaseKeeper::new(instruments.clone()),
             open: OpenTransactions::default(),
             progress: ProgressTracker::new(),
-            stranded: shared.stranded.clone(),
+            warnings: shared.warnings.clone(),
         };
         shared.gate.register_timeout(meta.timeout);
-        shared.stranded.add_handler(meta.group, meta.name);
         let pipeline = Pipeline {
             meta: meta.clone(),
             decode: self.decode,
-            records: store.records(),
+            records: records.clone(),
             store,
             states: shared.states.clone(),
             counters: shared.counters.clone(),
@@ -178,6 +113,7 @@ impl<S: Store> ErasedRegistration for &'static Registration<S> {
             refunds: PendingRefunds::default(),
             strikes: Strikes::default(),
             running: Running::default(),
+            replays_due: Notify::new(),
             stopped: shared.stopped.clone(),
             gate: shared.gate.clone(),
             instruments,

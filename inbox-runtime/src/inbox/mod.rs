@@ -7,7 +7,7 @@ use tokio::{task::JoinSet, time::Instant};
 
 mod builder;
 mod databases;
-pub(crate) mod erased;
+mod erased;
 mod handle;
 mod left_behind;
 mod nudge;
@@ -28,7 +28,7 @@ use crate::{
     health::{HealthHandle, LifecycleGuard},
     outcome::Outcome,
     pipeline::Job,
-    telemetry,
+    services::Services,
 };
 use left_behind::Handlers;
 use nudge::Nudge;
@@ -39,6 +39,7 @@ const REPLAY_INTERVAL: Duration = Duration::from_millis(500);
 /// The handlers of a program, checked, connected and subscribed. Made by [`Inbox::builder`].
 pub struct Inbox {
     runners: Vec<HandlerRunner>,
+    services: Services,
     descriptions: Vec<String>,
     counters: Arc<Counters>,
     stop: Stop,
@@ -193,7 +194,7 @@ impl Inbox {
         // Until the drain is over: readiness is asked for while it goes on.
         #[cfg(feature = "http")]
         let _serving = self.serving;
-        let mut upkeep = std::pin::pin!(telemetry::upkeep());
+        let services = self.services.start(&stop.drain);
         let mut tasks = JoinSet::new();
         let mut handlers = Vec::new();
         let mut sources = Vec::new();
@@ -210,11 +211,11 @@ impl Inbox {
         let result = loop {
             tokio::select! {
                 result = &mut ended => break result,
-                () = &mut upkeep => unreachable!("upkeep never returns"),
                 twice = &mut stopping, if aborted.is_none() => aborted = Some(twice),
             }
         };
         count_unconfirmed(&sources, &self.counters);
+        services.stopped().await;
         let report = self.counters.report();
         tracing::info!(%report, "stopped");
         result?;

@@ -13,10 +13,10 @@ use crate::{
     file::resolve,
     handler::{AckStrategy, HandlerMeta},
     inbox::{
-        erased::{ErasedRegistration, StoreDriver, drivers},
+        erased::{ErasedRegistration, registrations},
         startup_checks,
     },
-    store::Records,
+    store::{Records, drivers::drivers},
 };
 
 /// A handler that is to run.
@@ -42,7 +42,7 @@ pub(super) fn plan(builder: &mut InboxBuilder) -> Result<Plan, StartErrors> {
     let config = Config::load(builder.config_file.as_deref(), &mut problems);
     let settings = settings(builder, &config, &mut problems);
     let drivers = drivers();
-    let handlers = handlers(builder, &config, &settings, &drivers, &mut problems);
+    let handlers = handlers(builder, &config, &settings, &mut problems);
     let selected: Vec<_> = handlers.iter().map(|one| &*one.meta).collect();
     startup_checks::ack_wait(settings.ack_wait, &mut problems);
     startup_checks::expected(&builder.expected, &selected, &mut problems);
@@ -107,10 +107,7 @@ fn broker(
     problems: &mut Vec<String>,
 ) -> Option<DynBroker> {
     if let Some(broker) = builder.broker.take() {
-        broker::warn_unused_kafka(
-            config,
-            "the program gives its broker in code; write `Kafka::property(…)` there",
-        );
+        broker::warn_unused(config, None, "the program gives its broker in code; set them there");
         return Some(broker);
     }
     let Some(url) = &settings.broker_url else {
@@ -130,10 +127,9 @@ fn handlers(
     builder: &mut InboxBuilder,
     config: &Config,
     settings: &Settings,
-    drivers: &[Box<dyn StoreDriver>],
     problems: &mut Vec<String>,
 ) -> Vec<Planned> {
-    let mut entries: Vec<_> = drivers.iter().flat_map(|kind| kind.entries()).collect();
+    let mut entries = registrations();
     entries.sort_by_key(|entry| (entry.meta().group, entry.meta().subject, entry.meta().name));
     let all: Vec<&'static HandlerMeta> = entries.iter().map(|entry| entry.meta()).collect();
     let groups = &settings.groups;

@@ -20,8 +20,10 @@ use crate::{
     handler::StartPosition,
     health::{HandlerStatus, HealthHandle, LifecycleGuard},
     inbox::erased::Shared,
-    pipeline::{SoloGate, StrandedReplays},
+    pipeline::SoloGate,
+    services::{Replayer, Services, Upkeep},
     store::{ConnectError, MigrateError, MigrateMode, StoreError, detached::Detached},
+    warnings::Warnings,
 };
 
 /// The wait between two tries of a database that can't be used yet.
@@ -78,7 +80,7 @@ impl Starting {
                 counters: Arc::new(Counters::default()),
                 stopped: stop.now.clone(),
                 gate: SoloGate::default(),
-                stranded: StrandedReplays::default(),
+                warnings: Warnings::default(),
             },
             stop,
             life,
@@ -128,6 +130,7 @@ impl Starting {
         self.life.prepared(prepared.watched);
         Ok(Inbox {
             runners: prepared.runners,
+            services: prepared.services,
             descriptions: prepared.descriptions,
             counters: self.shared.counters,
             life: self.life,
@@ -146,6 +149,7 @@ impl Starting {
 #[derive(Default)]
 struct Prepared {
     runners: Vec<HandlerRunner>,
+    services: Services,
     watched: Vec<HandlerStatus>,
     descriptions: Vec<String>,
     shutdown_timeout: Duration,
@@ -156,12 +160,7 @@ struct Prepared {
 async fn prepare(plan: Plan, shared: &Shared, life: &LifecycleGuard) -> Result<Prepared, Error> {
     let mut descriptions = vec![plan.broker.describe().await?];
     tracing::info!(broker = descriptions[0], "the broker is ready");
-    // The database of the dead letters is mostly one that is there already.
-    let once = plan.databases.iter().enumerate().filter(|(index, database)| {
-        let mut before = plan.databases[..*index].iter();
-        !before.any(|other| Arc::ptr_eq(&other.records, &database.records))
-    });
-    let prepared = once.map(|(_, database)| prepare_database(database, plan.settings.migrate, life));
+    let prepared = distinct(&plan.databases).map(|database| prepare_database(database, plan.settings.migrate, life));
     let described = try_join_all(prepared).await?;
     descriptions.extend(described.into_iter().flatten());
     let mut subscriptions = subscriptions(&plan.handlers, plan.settings.ack_wait);
@@ -178,10 +177,19 @@ async fn prepare(plan: Plan, shared: &Shared, life: &LifecycleGuard) -> Result<P
         plan.settings.stall_after,
     );
     Ok(Prepared {
+        services: services(&runners, &plan.databases, shared),
         runners,
         watched,
         descriptions,
         shutdown_timeout: plan.settings.shutdown_timeout,
+    })
+}
+
+/// Each database once: that of the dead letters is mostly one that is there already.
+fn distinct(databases: &[Database]) -> impl Iterator<Item = &Database> {
+    databases.iter().enumerate().filter_map(|(index, database)| {
+        let mut before = databases[..index].iter();
+        (!before.any(|other| Arc::ptr_eq(&other.records, &database.records))).then_some(database)
     })
 }
 
@@ -299,7 +307,7 @@ fn runners(
     for (Planned { entry, meta, subject }, source) in handlers.into_iter().zip(sources) {
         let pipeline = databases
             .iter()
-            .find_map(|database| entry.pipeline(&meta, &database.store, shared));
+            .find_map(|database| entry.pipeline(&meta, &database.store, &database.records, shared));
         let Some((runner, status)) = pipeline else {
             // The plan has a database for every entry.
             continue;
@@ -322,4 +330,33 @@ fn runners(
         runners.push(HandlerRunner { meta, runner, source });
     }
     (runners, watched)
+}
+
+/// What runs beside the handlers: a replayer for each database that has dead letters of theirs, and the upkeep of the metrics.
+fn services(runners: &[HandlerRunner], databases: &[Database], shared: &Shared) -> Services {
+    let mut services = Services::default();
+    services.add(Upkeep, &shared.warnings);
+    let local = runners
+        .iter()
+        .map(|handler| (handler.meta.group.to_owned(), handler.meta.name.to_owned()));
+    let local = Arc::new(local.collect());
+    for database in distinct(databases) {
+        let theirs = runners
+            .iter()
+            .filter(|handler| handler.runner.keeps_records_in(&database.records));
+        let consumers: Vec<_> = theirs
+            .map(|handler| (handler.meta.clone(), handler.runner.clone()))
+            .collect();
+        if !consumers.is_empty() {
+            let replayer = Replayer::new(
+                database.label.clone(),
+                database.records.clone(),
+                consumers,
+                Arc::clone(&local),
+                shared.warnings.clone(),
+            );
+            services.add(replayer, &shared.warnings);
+        }
+    }
+    services
 }

@@ -192,31 +192,6 @@ impl DatabaseFault {
         }
     }
 
-    /// Whether something isn't there that the program needs, or may not be used: a table, a column, a schema, a function, a right.
-    /// SQLite has one code for every statement that it can't prepare, but its texts are the same in every language.
-    pub(crate) fn is_deployment(&self) -> bool {
-        let Self::Answer { code, text } = self else {
-            return false;
-        };
-        match code.as_str() {
-            "42P01" | "42703" | "3F000" | "42883" | "42501" | "25006" => true,
-            "1" => {
-                let missing = ["no such table", "no such column", "no such function"];
-                missing.iter().any(|start| text.starts_with(start)) || text.contains("has no column named")
-            }
-            _ => false,
-        }
-    }
-
-    /// The code of the answer, if there was one.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn code(&self) -> Option<&str> {
-        match self {
-            Self::Answer { code, .. } => Some(code),
-            Self::Connection => None,
-        }
-    }
-
     fn of_database(error: &dyn sqlx::error::DatabaseError) -> Option<Self> {
         Some(Self::Answer {
             code: error.code()?.into_owned(),

@@ -4,8 +4,8 @@ use std::fmt;
 
 mod error;
 
-pub use error::HandlerError;
-pub(crate) use error::{DatabaseFault, RetryDecision};
+pub(crate) use error::RetryDecision;
+pub use error::{DatabaseFault, HandlerError};
 
 /// What became of a delivery: one word for logs, metrics, tests and reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -68,7 +68,7 @@ impl<S: Store> Pipeline<S> {
     ) -> Result<Result<Invocation<S>, RejectionText>, HandlerError> {
         let meta = Meta::new(self.meta.group, id.to_owned(), delivery);
         let context = DeliveryContext::new(delivery, &meta, &self.states);
-        contain(|| (self.decode)(&context))
+        contain(|| self.decode.decode(&context))
             .map(|decoded| decoded.map_err(RejectionText::from))
             .map_err(|panic| HandlerError::from(format!("an argument panicked: {panic}")))
     }

@@ -46,7 +46,6 @@ mod running;
 mod settle;
 mod solo_gate;
 mod state;
-mod stranded;
 mod strikes;
 mod transaction;
 
@@ -61,7 +60,6 @@ pub(crate) use progress::ProgressTracker;
 pub(crate) use running::Running;
 pub(crate) use solo_gate::SoloGate;
 pub(crate) use state::{Pipeline, PipelineStatus};
-pub(crate) use stranded::StrandedReplays;
 pub(crate) use strikes::Strikes;
 
 use disposition::{End, TxOutcome};

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     availability::Availability, lease_keeper::LeaseKeeper, pending_refunds::PendingRefunds, progress::ProgressTracker,
-    running::Running, solo_gate::SoloGate, stranded::StrandedReplays, strikes::Strikes,
+    running::Running, solo_gate::SoloGate, strikes::Strikes,
 };
 use crate::{
     counters::Counters,
@@ -15,6 +16,7 @@ use crate::{
     registry::Decode,
     store::{Records, Store},
     telemetry::{Instruments, OpenTransactions},
+    warnings::Warnings,
 };
 
 /// One handler with everything that it needs to run.
@@ -29,6 +31,8 @@ pub(crate) struct Pipeline<S: Store> {
     pub(crate) refunds: PendingRefunds,
     pub(crate) strikes: Strikes,
     pub(crate) running: Running,
+    /// Dead letters of its group are due for a replay.
+    pub(crate) replays_due: Notify,
     /// Cancelled when the inbox has stopped: handlers that still run are dropped, or left behind.
     pub(crate) stopped: CancellationToken,
     pub(crate) gate: SoloGate,
@@ -42,5 +46,6 @@ pub(crate) struct PipelineStatus {
     pub(crate) leases: LeaseKeeper,
     pub(crate) open: OpenTransactions,
     pub(crate) progress: ProgressTracker,
-    pub(crate) stranded: StrandedReplays,
+    /// Of the whole inbox.
+    pub(crate) warnings: Warnings,
 }

@@ -5,9 +5,9 @@ use crate::{
     contain::Contained,
     error_chain::text,
     failpoint::failpoint,
-    invocation::Invocation,
+    invocation::{Collected, Invocation},
     outcome::{Handled, HandlerError, RetryDecision},
-    store::{AbandonError, Claimed, FaultClass, FinishError, NextTx, Session, Store},
+    store::{AbandonError, Claimed, FaultClass, FinishError, NextTx, Session, Store, StoreError, faults::classify},
 };
 
 impl<S: Store> Execution<'_, S> {
@@ -23,24 +23,34 @@ impl<S: Store> Execution<'_, S> {
             Err(error) => return error.into(),
         };
         let claim = self.claims().then(|| self.claim());
-        match live.begin(claim.as_ref()).await {
-            Ok(Claimed::Fresh) => {}
-            Ok(Claimed::Duplicate(fingerprint)) => {
-                if live.discard().await.is_ok() {
-                    *session = Some(live);
+        match live.begin(claim.as_slice()).await {
+            Ok(claimed) => {
+                if let Some(Claimed::Duplicate(fingerprint)) = claimed.first() {
+                    if live.discard().await.is_ok() {
+                        *session = Some(live);
+                    }
+                    return TxOutcome::Duplicate(*fingerprint);
                 }
-                return TxOutcome::Duplicate(fingerprint);
             }
             Err(error) => return error.into(),
         }
         self.job.begin();
         let _open = S::TRANSACTIONAL.then(|| self.pipeline.status.open.begin());
         self.pipeline.instruments.attempt();
+        let collected = invocation.collected();
         let handled = self.handle(live.conn(), invocation).await;
-        let next = self.before_seal(handled.is_ok(), lookahead).await;
-        let (outcome, is_usable) = match handled {
+        failpoint!("before_seal");
+        let completed = match handled {
+            Ok(handled) => before_seal(&mut live, &collected).await.map(|()| handled),
+            Err(error) => Err(error.into()),
+        };
+        let next = self.next_tx(completed.is_ok(), lookahead);
+        // After a prefetch, which decodes the next message: that is code of the application, which may block its thread too.
+        self.wait_if_stopped().await;
+        let (outcome, is_usable) = match completed {
             Ok(handled) => seal_and_commit(&mut live, handled, next).await,
-            Err(error) => self.roll_back(&mut live, error).await,
+            Err(TxError::Handler(error)) => self.roll_back(&mut live, error).await,
+            Err(TxError::Runtime(error)) => (error.into(), live.abandon().await.is_ok()),
         };
         if is_usable {
             *session = Some(live);
@@ -64,20 +74,14 @@ impl<S: Store> Execution<'_, S> {
         }
     }
 
-    /// The step between the handler and the seal: the transaction is open, and the handler's statements are all there. What
-    /// else belongs into the transaction goes here. Returns how the next transaction begins.
-    async fn before_seal<'l>(&self, succeeded: bool, lookahead: &'l mut dyn Lookahead) -> NextTx<'l> {
-        failpoint!("before_seal");
-        // The next message may be handled before this one is acknowledged only where this one is deduplicated if it is
-        // redelivered.
-        let next = if succeeded && self.claims() && !self.job.is_replay() {
+    /// How the next transaction begins. The next message may be handled before this one is acknowledged only where this one is
+    /// deduplicated if it is redelivered.
+    fn next_tx<'l>(&self, succeeded: bool, lookahead: &'l mut dyn Lookahead) -> NextTx<'l> {
+        if succeeded && self.claims() && !self.job.is_replay() {
             lookahead.prefetch()
         } else {
             NextTx::None
-        };
-        // Last: a prefetch decodes the next message, which is code of the application that may block its thread too.
-        self.wait_if_stopped().await;
-        next
+        }
     }
 
     /// Waits for ever if the inbox stopped while the handler blocked its thread. The future is dropped while it waits, so that
@@ -91,7 +95,7 @@ impl<S: Store> Execution<'_, S> {
     /// Rolls back after an error of the handler, which also tells whether the connection is alive. The flag says whether the
     /// session can be used again.
     async fn roll_back(&self, session: &mut S::Session, error: HandlerError) -> (TxOutcome, bool) {
-        let class = error.fault().map(|fault| self.pipeline.store.classify(fault));
+        let class = error.fault().map(|fault| classify(&self.pipeline.store, fault));
         match session.abandon().await {
             Ok(()) => {}
             // SQLite rolls back by itself when the disk is full or fails.
@@ -122,6 +126,38 @@ impl<S: Store> Execution<'_, S> {
             Some(FaultClass::Suspect) => (TxOutcome::SuspectedOutage(error), false),
         }
     }
+}
+
+/// Why a transaction can't be sealed.
+#[derive(Debug)]
+enum TxError {
+    /// The handler failed, or what it collected is its mistake.
+    Handler(HandlerError),
+    /// A statement of the runtime's failed.
+    Runtime(StoreError),
+}
+
+impl From<HandlerError> for TxError {
+    fn from(error: HandlerError) -> Self {
+        Self::Handler(error)
+    }
+}
+
+impl From<StoreError> for TxError {
+    fn from(error: StoreError) -> Self {
+        Self::Runtime(error)
+    }
+}
+
+/// The step between the handler and the seal: the transaction is open, and the handler's statements are all there. What the
+/// runtime adds to them of what the handler has collected is written here, and rolled back with them if it can't be.
+#[expect(
+    clippy::unused_async,
+    reason = "no handler collects anything yet, so there is nothing to write"
+)]
+async fn before_seal<S: Session>(_session: &mut S, collected: &Collected) -> Result<(), TxError> {
+    let Collected {} = collected;
+    Ok(())
 }
 
 /// Seals and commits. The flag says whether the session can be used again.

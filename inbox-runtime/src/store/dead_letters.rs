@@ -26,12 +26,18 @@ pub trait DeadLetterStore: fmt::Debug + Send + Sync {
         limit: u32,
     ) -> BoxFuture<'a, Result<Vec<DeadLetter>, StoreError>>;
 
+    /// How many dead letters a group has, or all have.
+    fn count_dead_letters<'a>(&'a self, group: Option<&'a str>) -> BoxFuture<'a, Result<u64, StoreError>>;
+
     /// Deletes a dead letter and its attempts. Returns whether it existed.
     fn delete_dead_letter(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// Marks a dead letter to be replayed and clears its attempts, unless it is being replayed now. Returns its group and
     /// its handler, if it exists.
     fn request_replay(&self, id: i64) -> BoxFuture<'_, Result<Option<(String, String)>, StoreError>>;
+
+    /// The groups that have dead letters which are due for a replay.
+    fn groups_with_due_replays(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>>;
 
     /// Leases up to `max` dead letters of that handler that are due for a replay.
     fn lease_replays<'a>(

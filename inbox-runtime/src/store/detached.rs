@@ -54,11 +54,10 @@ impl Store for Detached {
         Err(ClaimError::NoTransaction)
     }
 
-    /// There is no transaction of ours that a code could be about, but what is missing is missing for these handlers, too.
+    /// There is no transaction of ours that a code could be about.
     fn classify(&self, fault: &DatabaseFault) -> FaultClass {
         match fault {
             DatabaseFault::Connection => FaultClass::Suspect,
-            _ if fault.is_deployment() => FaultClass::Deployment,
             DatabaseFault::Answer { .. } => FaultClass::Handler,
         }
     }
@@ -75,8 +74,8 @@ impl Session for DetachedSession {
         Ok(())
     }
 
-    async fn begin(&mut self, _claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
-        Ok(Claimed::Fresh)
+    async fn begin(&mut self, claims: &[Claim<'_>]) -> Result<Vec<Claimed>, StoreError> {
+        Ok(vec![Claimed::Fresh; claims.len()])
     }
 
     fn conn(&mut self) -> &mut () {

@@ -1,13 +1,19 @@
-//! The database side: what the runtime asks of a database, and the databases that it knows.
+//! The database side: what the runtime asks of a database, for whoever adds one.
 //!
-//! [`Store`] is a database of [`Session`]s, which run the handlers' transactions; `connect` is how one is named and
-//! configured. Beside the inbox itself it keeps [`Records`]: [attempts](AttemptStore) and
-//! [dead letters](DeadLetterStore), whose rows are in `rows`. `postgres` and `sqlite` have their SQL written out, each for
-//! itself; `detached` is the store of handlers without a transaction.
+//! A [`Store`] has [`Session`]s, which run the handlers' transactions; [`Connect`] is how it is named and configured. Beside the
+//! inbox itself it keeps [`Records`]: [attempts](AttemptStore) and [dead letters](DeadLetterStore), and answers for the
+//! [database as a whole](DatabaseAdmin).
+//!
+//! The traits are implemented for SQLite and PostgreSQL, as the [`StoreOf`] their connections. What an implementation must do
+//! beyond the signatures is said by [`testing::conformance::store`](crate::testing::conformance::store()), which puts one to
+//! every rule.
+//!
+//! A store of your own can't be registered from outside of this crate: `#[inbox_handler]` collects the handlers of each store
+//! in a table that this crate declares. To add a database, add it here: `ARCHITECTURE.md` names the folder and the rows.
+// `postgres` and `sqlite` have their SQL written out, each for itself; `detached` is the store of handlers without a
+// transaction; `faults` asks all of them.
 
 use std::{future::Future, sync::Arc};
-
-use crate::outcome::DatabaseFault;
 
 mod attempts;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -17,9 +23,11 @@ mod connect;
 mod database;
 mod dead_letters;
 pub(crate) mod detached;
+pub(crate) mod drivers;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod encoding;
 mod error;
+pub(crate) mod faults;
 mod migrate;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod migrations;
@@ -35,6 +43,7 @@ pub(crate) mod sqlite;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod transaction;
 
+pub use crate::outcome::DatabaseFault;
 pub use attempts::AttemptStore;
 pub use claim::{Claim, Claimed, Fingerprint, NextTx};
 pub use connect::{Connect, ConnectError, StoreSettings};
@@ -96,8 +105,8 @@ pub trait Store: Connect {
     /// Inserts the inbox row on a connection with an open transaction that is not a session's.
     fn claim_on(conn: &mut Self::Conn, claim: &Claim<'_>) -> impl Future<Output = Result<Claimed, ClaimError>> + Send;
 
-    /// What a handler's database error means, given that its transaction was alive after it and has been rolled back: the
-    /// database works, so no code by itself means an outage.
+    /// What an error of this database means to a handler, given that its transaction was alive after it and has been rolled
+    /// back: the database works, so no code by itself means an outage. An error of another database is the handler's.
     fn classify(&self, fault: &DatabaseFault) -> FaultClass;
 }
 
@@ -112,8 +121,11 @@ pub trait Session: Send + Sized {
     /// would be lost otherwise.
     fn probe(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Opens a transaction and, given a claim, inserts the inbox row as its first statement.
-    fn begin(&mut self, claim: Option<&Claim<'_>>) -> impl Future<Output = Result<Claimed, StoreError>> + Send;
+    /// Opens a transaction and inserts the inbox rows of `claims`, if there are any, as its first statement. Returns an answer for
+    /// each claim, in their order; the second copy of an id in `claims` is a duplicate of the first. An error is about the
+    /// transaction, not about one claim: [`StoreError::Locked`] when any of the rows is another transaction's for longer than
+    /// `lock_wait`.
+    fn begin(&mut self, claims: &[Claim<'_>]) -> impl Future<Output = Result<Vec<Claimed>, StoreError>> + Send;
 
     /// The connection with the open transaction. Until [`finish`](Self::finish) or [`abandon`](Self::abandon) nobody but
     /// the runtime can end that transaction unnoticed.

@@ -201,3 +201,37 @@ pub struct DeadLetter {
     /// When its replay was requested, by the database's clock. Long ago: no running program has its handler.
     pub replay_requested_at: Option<SystemTime>,
 }
+
+impl DeadLetter {
+    /// A dead letter of which no replay is requested.
+    #[must_use]
+    pub fn new(id: i64, letter: NewDeadLetter, first_failed_at: SystemTime, dead_at: SystemTime) -> Self {
+        let AttemptKey {
+            group,
+            handler,
+            position,
+            message_id,
+            fingerprint,
+        } = letter.key;
+        Self {
+            id,
+            group,
+            handler,
+            subject: letter.subject,
+            message_id,
+            position,
+            fingerprint,
+            headers: letter.headers,
+            payload: letter.payload,
+            message_key: letter.message_key,
+            published_at: letter.published_at,
+            reason: letter.reason,
+            error: letter.error,
+            attempts: letter.attempts,
+            first_failed_at,
+            dead_at,
+            status: DeadLetterStatus::Dead,
+            replay_requested_at: None,
+        }
+    }
+}

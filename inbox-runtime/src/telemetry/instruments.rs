@@ -108,22 +108,39 @@ impl Instruments {
 
     /// Sets the sampled gauges. Never returns.
     pub(crate) async fn sample(&self, open: &OpenTransactions, status: SourceStatus) {
+        let _guard = LagGuard(self);
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
             let oldest = open.oldest().unwrap_or_default();
             self.0.oldest_transaction.set(oldest);
-            if let Some(lag) = status.lag() {
-                #[allow(clippy::cast_precision_loss, reason = "a lag of 2^53 messages needn't be exact")]
-                self.lag().set(lag as f64);
-            }
+            self.set_lag(status.lag());
         }
     }
 
-    fn lag(&self) -> &Gauge {
+    /// A gauge that is registered can't be removed: NaN, which Prometheus takes for no number, replaces a lag that is not
+    /// known any more.
+    fn set_lag(&self, lag: Option<u64>) {
         let register = || metrics::gauge!(LAG.name, labels(&self.0.meta, LAG, None));
-        self.0.lag.get_or_init(register)
+        match lag {
+            #[allow(clippy::cast_precision_loss, reason = "a lag of 2^53 messages needn't be exact")]
+            Some(lag) => self.0.lag.get_or_init(register).set(lag as f64),
+            None => {
+                if let Some(gauge) = self.0.lag.get() {
+                    gauge.set(f64::NAN);
+                }
+            }
+        }
+    }
+}
+
+/// Makes the lag unknown when nothing samples it any more.
+struct LagGuard<'a>(&'a Instruments);
+
+impl Drop for LagGuard<'_> {
+    fn drop(&mut self) {
+        self.0.set_lag(None);
     }
 }
 

@@ -47,14 +47,14 @@ pub const FIELDS: [Field; 47] = [
     on_span("outcome", "its outcome, one of those below"),
     on_events("ack", "when the handler's messages are acknowledged"),
     on_events("addr", "where health and metrics are served"),
-    on_events("aside", "whether a message is nakked so that others have their turn"),
+    on_events("aside", "whether a message is nak'ed so that others have their turn"),
     on_events("attempts", "how often the handler has failed on the message"),
     on_events("broker", "the broker and its version"),
     on_events(
         "changed",
         "the settings of a durable that were changed, with both values",
     ),
-    on_events("code", "the name of an error of Kafka's"),
+    on_events("code", "the name of a Kafka error"),
     on_events("database", "a database and its version"),
     on_events("delay_ms", "the delay of the redelivery, in milliseconds"),
     on_events("durable", "a durable consumer of NATS"),
@@ -187,7 +187,7 @@ pub(super) const PUBLISH_TO_COMMIT: Metric = metric(
     "inbox_publish_to_commit_seconds",
     MetricKind::Histogram,
     None,
-    "from the publishing, by the broker's clock, to the commit, by this machine's",
+    "from publication, by the broker's clock, to the commit, by this machine's",
 );
 pub(super) const IN_FLIGHT: Metric = metric(
     "inbox_in_flight_messages",
@@ -205,7 +205,7 @@ pub(super) const LAG: Metric = metric(
     "inbox_lag_messages",
     MetricKind::Gauge,
     None,
-    "messages that the group has not acknowledged yet, where the broker knows; sampled each second",
+    "messages that the group has not acknowledged yet; absent or NaN while that is unknown; sampled each second",
 );
 
 /// Every metric.

@@ -482,7 +482,7 @@ async fn f23_groups_are_independent() {
 async fn null_is_not_empty_and_headers_are_kept_as_they_are() {
     let (_dir, path) = file();
     let broker = Embedded::file(&path);
-    let mut sent = Message::null("a")
+    let mut sent = Message::tombstone("a")
         .header("k", "1")
         .header("k", "2")
         .header("K", vec![0, 0xff])

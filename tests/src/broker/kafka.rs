@@ -1,5 +1,8 @@
 //! Apache Kafka for tests: each test has its own topics and groups on a shared server.
 
+mod offsets;
+mod topics;
+
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
@@ -13,14 +16,12 @@ use std::{
 use inbox_runtime::{Kafka, Message};
 use parking_lot::Mutex;
 use rdkafka::{
-    ClientConfig, Offset, TopicPartitionList,
-    admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication},
+    ClientConfig,
+    admin::AdminClient,
     client::DefaultClientContext,
-    consumer::{BaseConsumer, Consumer},
-    error::{KafkaError, KafkaResult, RDKafkaErrorCode},
-    groups::GroupInfo,
+    consumer::BaseConsumer,
+    error::{KafkaError, RDKafkaErrorCode},
     message::{Header, OwnedHeaders},
-    metadata::Metadata,
     producer::{FutureProducer, FutureRecord, Producer as _},
     util::Timeout,
 };
@@ -109,90 +110,6 @@ impl KafkaCluster {
         &self.prefix
     }
 
-    /// Creates the topic of a subject, if it doesn't exist.
-    pub async fn create_topic(&self, subject: &str, partitions: i32) {
-        self.create_topic_with(subject, partitions, &[]).await;
-    }
-
-    /// The same with settings of the topic.
-    pub async fn create_topic_with(&self, subject: &str, partitions: i32, settings: &[(&str, &str)]) {
-        self.create_replicated_topic(subject, partitions, 1, settings).await;
-    }
-
-    /// The same on several brokers.
-    pub async fn create_replicated_topic(
-        &self,
-        subject: &str,
-        partitions: i32,
-        replicas: i32,
-        settings: &[(&str, &str)],
-    ) {
-        let topic = format!("{}{subject}", self.prefix);
-        let new = NewTopic::new(&topic, partitions, TopicReplication::Fixed(replicas));
-        let new = settings.iter().fold(new, |new, (name, value)| new.set(name, value));
-        retry(async || {
-            let made = self.observer.admin.create_topics([&new], &options()).await;
-            match made.as_deref() {
-                Ok([Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))]) => Ok(()),
-                other => Err(format!("the topic {topic}: {other:?}")),
-            }
-        })
-        .await;
-        let round_robin = RoundRobin { partitions, next: 0 };
-        self.topics.lock().insert(topic, round_robin);
-    }
-
-    /// Grows the topic of a subject to that many partitions.
-    pub async fn grow_topic(&self, subject: &str, partitions: i32) {
-        let topic = format!("{}{subject}", self.prefix);
-        let grown = self
-            .observer
-            .admin
-            .create_partitions([&NewPartitions::new(&topic, partitions as usize)], &options())
-            .await
-            .expect("an answer");
-        assert!(grown.iter().all(Result::is_ok), "{grown:?}");
-    }
-
-    /// The lowest number of in-sync replicas of a subject's partitions; `None` if the server doesn't answer.
-    pub async fn in_sync(&self, subject: &str) -> Option<usize> {
-        let metadata = self.metadata(subject).await?;
-        let partitions = metadata.topics().first()?.partitions();
-        partitions.iter().map(|partition| partition.isr().len()).min()
-    }
-
-    async fn metadata(&self, subject: &str) -> Option<Metadata> {
-        let topic = format!("{}{subject}", self.prefix);
-        let metadata = self.observe("nobody", move |client| {
-            client.fetch_metadata(Some(&topic), REQUEST_TIMEOUT)
-        });
-        metadata.await.ok()
-    }
-
-    /// The node id of each partition's leader, of a subject's topic; `None` if the server doesn't answer.
-    pub async fn leaders(&self, subject: &str) -> Option<Vec<i32>> {
-        let metadata = self.metadata(subject).await?;
-        let partitions = metadata.topics().first()?.partitions();
-        let mut leaders: Vec<_> = partitions.iter().map(|one| (one.id(), one.leader())).collect();
-        leaders.sort_unstable();
-        Some(leaders.into_iter().map(|(_, leader)| leader).collect())
-    }
-
-    /// Removes the records of a partition before that offset, as retention does.
-    ///
-    /// # Panics
-    ///
-    /// If the server refuses.
-    pub async fn delete_records(&self, subject: &str, partition: i32, before: i64) {
-        let topic = format!("{}{subject}", self.prefix);
-        let mut offsets = TopicPartitionList::new();
-        offsets
-            .add_partition_offset(&topic, partition, Offset::Offset(before))
-            .expect("an offset");
-        let deleted = self.observer.admin.delete_records(&offsets, &options()).await;
-        deleted.expect("deleted");
-    }
-
     /// Publishes messages to partition 0 in one transaction, which is committed or aborted; a control record follows
     /// them.
     ///
@@ -236,35 +153,6 @@ impl KafkaCluster {
         &self.brokers
     }
 
-    /// Deletes the topic of a subject, and returns when it no longer exists.
-    pub async fn delete_topic(&self, subject: &str) {
-        let topic = format!("{}{subject}", self.prefix);
-        let deleted = self
-            .observer
-            .admin
-            .delete_topics(&[&topic], &options())
-            .await
-            .expect("an answer");
-        assert!(deleted.iter().all(Result::is_ok), "{deleted:?}");
-        while self.in_sync(subject).await.is_some() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        self.topics.lock().remove(&topic);
-    }
-
-    /// Deletes a group with its offsets. Its members must have left; a busy server may notice that a moment later.
-    pub async fn delete_group(&self, group: &str) {
-        let id = format!("{}{group}", self.prefix);
-        retry(async || {
-            let deleted = self.observer.admin.delete_groups(&[&id], &options()).await;
-            match deleted.as_deref() {
-                Ok([Ok(_)]) => Ok(()),
-                other => Err(format!("the group {id}: {other:?}")),
-            }
-        })
-        .await;
-    }
-
     /// Creates a topic of eight partitions with that many orders, each with its own id.
     ///
     /// # Panics
@@ -299,55 +187,6 @@ impl KafkaCluster {
         for delivery in deliveries {
             delivery.await.expect("an answer").expect("published");
         }
-    }
-
-    /// The committed offsets of a group on the partitions of a subject, by partition; `None` where there is none.
-    ///
-    /// # Panics
-    ///
-    /// If the server doesn't answer.
-    pub async fn committed(&self, group: &str, subject: &str) -> Vec<Option<i64>> {
-        retry(async || self.try_committed(group, subject).await.ok_or("no answer")).await
-    }
-
-    /// The same; `None` if the server doesn't answer.
-    pub async fn try_committed(&self, group: &str, subject: &str) -> Option<Vec<Option<i64>>> {
-        let topic = format!("{}{subject}", self.prefix);
-        let partitions = self.observe(group, move |client| offsets(client, &topic)).await.ok()?;
-        Some(partitions.into_iter().map(|(committed, _)| committed).collect())
-    }
-
-    /// [`settled`](TestBroker::settled); an error if the server doesn't answer.
-    pub async fn try_settled(&self, group: &str, subject: &str) -> KafkaResult<Option<Settled>> {
-        let unsettled = self.kafka.unsettled(group).await as u64;
-        let topics: Vec<String> = {
-            let topics = self.topics.lock();
-            let wildcard = subject.strip_suffix('>');
-            let is_ours = |topic: &&String| {
-                let topic = &topic[self.prefix.len()..];
-                wildcard.map_or(topic == subject, |start| topic.starts_with(start))
-            };
-            let ours = topics.keys().filter(is_ours);
-            ours.cloned().collect()
-        };
-        let id = format!("{}{group}", self.prefix);
-        let left = self.observe(group, move |client| -> KafkaResult<Option<i64>> {
-            let partitions: KafkaResult<Vec<_>> = topics.iter().map(|topic| offsets(client, topic)).collect();
-            let partitions = partitions?.concat();
-            let unread = partitions.iter().all(|(committed, _)| committed.is_none());
-            if unread && !exists(client, &id)? {
-                return Ok(None);
-            }
-            let left = partitions.iter().map(|(committed, end)| end - committed.unwrap_or(0));
-            Ok(Some(left.sum::<i64>()))
-        });
-        let Some(left) = left.await? else { return Ok(None) };
-        let left = u64::try_from(left).expect("an offset before the end");
-        let unacked = unsettled.min(left);
-        Ok(Some(Settled {
-            waiting: left - unacked,
-            unacked,
-        }))
     }
 
     /// Advances a topic's round robin.
@@ -416,41 +255,6 @@ async fn retry<T, E: fmt::Debug>(request: impl AsyncFn() -> Result<T, E>) -> T {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     request().await.expect("the server's answer")
-}
-
-fn options() -> AdminOptions {
-    AdminOptions::new()
-        .operation_timeout(Some(REQUEST_TIMEOUT))
-        .request_timeout(Some(REQUEST_TIMEOUT))
-}
-
-/// The committed offset and the end of each partition of a topic.
-fn offsets(consumer: &BaseConsumer, topic: &str) -> KafkaResult<Vec<(Option<i64>, i64)>> {
-    let metadata = consumer.fetch_metadata(Some(topic), REQUEST_TIMEOUT)?;
-    let mut partitions = TopicPartitionList::new();
-    for partition in metadata.topics()[0].partitions() {
-        partitions.add_partition(topic, partition.id());
-    }
-    let committed = consumer.committed_offsets(partitions, REQUEST_TIMEOUT)?;
-    let mut found = Vec::new();
-    for element in committed.elements() {
-        element.error()?;
-        let (first, end) = consumer.fetch_watermarks(topic, element.partition(), REQUEST_TIMEOUT)?;
-        let committed = match element.offset() {
-            Offset::Offset(offset) => Some(offset.max(first)),
-            _ => None,
-        };
-        found.push((element.partition(), committed, end));
-    }
-    found.sort_unstable();
-    Ok(found.into_iter().map(|(_, committed, end)| (committed, end)).collect())
-}
-
-/// Whether a group has had members.
-fn exists(consumer: &BaseConsumer, group: &str) -> KafkaResult<bool> {
-    let groups = consumer.fetch_group_list(Some(group), REQUEST_TIMEOUT)?;
-    let mut states = groups.groups().iter().map(GroupInfo::state);
-    Ok(states.any(|state| !["", "Dead"].contains(&state)))
 }
 
 impl TestBroker for KafkaCluster {

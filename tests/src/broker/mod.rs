@@ -1,4 +1,4 @@
-//! Brokers for tests, each with its own word on what is settled.
+//! Brokers for tests, each of which reports what is settled.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub use nats::NatsJetStream;
 pub struct Settled {
     /// Not delivered yet.
     pub waiting: u64,
-    /// Delivered, or given back, and not acknowledged.
+    /// Delivered or nak'ed, and not acknowledged.
     pub unacked: u64,
 }
 

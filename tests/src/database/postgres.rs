@@ -228,7 +228,7 @@ impl TestDatabase for PostgresDatabase {
     }
 
     async fn unlock(&self, mut lock: PgConnection) {
-        lock.exec("ROLLBACK").await.expect("the lock is given back");
+        lock.exec("ROLLBACK").await.expect("the lock is released");
         lock.close().await.expect("closed");
     }
 

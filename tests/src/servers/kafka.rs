@@ -328,14 +328,8 @@ const POM: &str = "<project>
 </project>
 ";
 
-/// The server that the tests of this process share.
-#[derive(Debug)]
-pub enum Shared {
-    /// Started for this process.
-    Own(Kafka),
-    /// Somebody else's.
-    Given(String),
-}
+/// The server that all tests of a process share, or the one that `KAFKA_BROKERS` names.
+pub type Shared = super::Shared<Kafka>;
 
 impl Shared {
     /// The shared server, started at first use.
@@ -345,10 +339,7 @@ impl Shared {
     /// When it can't be started.
     pub fn get() -> &'static Self {
         static SHARED: OnceLock<Shared> = OnceLock::new();
-        SHARED.get_or_init(|| match given() {
-            Some(brokers) => Self::Given(brokers),
-            None => Self::Own(Kafka::start().unwrap_or_else(|error| panic!("{error}"))),
-        })
+        SHARED.get_or_init(|| Self::new(given(), Kafka::start))
     }
 
     /// Its address, as a client's list of brokers has it.

@@ -27,16 +27,33 @@ pub use pgbouncer::PgBouncer;
 pub use proxy::{Cut, Proxy};
 
 /// A port that nobody listens on now.
-///
-/// # Panics
-///
-/// When there is none.
-#[must_use]
-pub fn free_port() -> u16 {
+fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0))
         .and_then(|listener| listener.local_addr())
         .expect("a free port")
         .port()
+}
+
+/// A port that nobody listens on, whatever other servers start: it is below those that the system gives away.
+pub const CLOSED_PORT: u16 = 1;
+
+/// The server that the tests of this process share.
+#[derive(Debug)]
+pub enum Shared<S> {
+    /// Started for this process.
+    Own(S),
+    /// Somebody else's, at this address.
+    Given(String),
+}
+
+impl<S> Shared<S> {
+    /// The one that is given, or else one of our own.
+    fn new(given: Option<String>, start: impl FnOnce() -> Result<S, String>) -> Self {
+        match given {
+            Some(address) => Self::Given(address),
+            None => Self::Own(start().unwrap_or_else(|error| panic!("{error}"))),
+        }
+    }
 }
 
 /// Starts a server on free ports: somebody else may take one between its choice and its use.

@@ -146,6 +146,15 @@ impl NatsCluster {
     ///
     /// As [`Nats::start`].
     pub fn start() -> Result<Self, String> {
+        let mut cluster = Self(Vec::new());
+        up_to_three_times(|| {
+            cluster = Self(Self::start_servers()?);
+            Ok(())
+        })?;
+        Ok(cluster)
+    }
+
+    fn start_servers() -> Result<Vec<Nats>, String> {
         let routes: Vec<_> = (0..SERVERS).map(|_| free_port()).collect();
         let all: Vec<_> = routes.iter().map(|port| format!("nats://127.0.0.1:{port}")).collect();
         // None is healthy before the others are there.
@@ -160,8 +169,7 @@ impl NatsCluster {
             let threads: Vec<_> = routes.iter().enumerate().map(start).collect();
             threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
         });
-        let servers = started.into_iter().map(ended);
-        Ok(Self(servers.collect::<Result<_, _>>()?))
+        started.into_iter().map(ended).collect()
     }
 
     /// The server of that name, as it stands in what JetStream says of a leader.

@@ -2,13 +2,13 @@
 
 use std::{fs, path::Path};
 
-use super::{Server, child::data_folder, command, free_port};
+use super::{Server, child::data_folder, command, free_port, up_to_three_times};
 
 /// A pooler that shares a few connections to the server among all its clients. Dropped, it is killed.
 #[derive(Debug)]
 pub struct PgBouncer {
     port: u16,
-    _server: Server,
+    _server: Option<Server>,
 }
 
 impl PgBouncer {
@@ -29,24 +29,28 @@ impl PgBouncer {
             return None;
         };
         let folder = data_folder("pgbouncer", |_| {}).expect("a folder");
-        let port = free_port();
         let config = folder.join("pgbouncer.ini");
         let users = folder.join("users.txt");
         fs::write(&users, "\"postgres\" \"\"\n").expect("written");
-        let text = format!(
-            "[databases]\n* = host=127.0.0.1 port={postgres}\n[pgbouncer]\nlisten_addr=127.0.0.1\nlisten_port={port}\n\
-             unix_socket_dir=\nauth_type=trust\nauth_file={}\npool_mode=transaction\ndefault_pool_size={connections}\n\
-             max_client_conn=200\nignore_startup_parameters=extra_float_digits\n",
-            users.display()
-        );
-        fs::write(&config, text).expect("written");
-        let mut command = command(program, true);
-        command.arg(&config).current_dir(&folder);
-        let mut server = Server::start(command, folder.join("server.log")).expect("started");
-        server
-            .wait_until(|server| server.log().contains("process up"))
-            .unwrap_or_else(|error| panic!("{error}"));
-        Some(Self { port, _server: server })
+        let (mut port, mut running) = (0, None);
+        up_to_three_times(|| {
+            port = free_port();
+            let text = format!(
+                "[databases]\n* = host=127.0.0.1 port={postgres}\n[pgbouncer]\nlisten_addr=127.0.0.1\nlisten_port={port}\n\
+                 unix_socket_dir=\nauth_type=trust\nauth_file={}\npool_mode=transaction\ndefault_pool_size={connections}\n\
+                 max_client_conn=200\nignore_startup_parameters=extra_float_digits\n",
+                users.display()
+            );
+            fs::write(&config, text).expect("written");
+            let mut command = command(program, true);
+            command.arg(&config).current_dir(&folder);
+            let mut server = Server::start(command, folder.join("server.log")).expect("started");
+            server.wait_until(|server| server.log().contains("process up"))?;
+            running = Some(server);
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{error}"));
+        Some(Self { port, _server: running })
     }
 
     /// The URL of a database of the server behind it.

@@ -175,13 +175,7 @@ fn free_memory(folder: &Path) {
 }
 
 /// The server that all tests of a process share, or the one that `DATABASE_URL` names.
-#[derive(Debug)]
-pub enum Shared {
-    /// Started for this process.
-    Own(Postgres),
-    /// Somebody else's.
-    Given(String),
-}
+pub type Shared = super::Shared<Postgres>;
 
 impl Shared {
     /// The shared server, started at first use.
@@ -191,10 +185,7 @@ impl Shared {
     /// When it can't be started.
     pub fn get() -> &'static Self {
         static SHARED: OnceLock<Shared> = OnceLock::new();
-        SHARED.get_or_init(|| match given() {
-            Some(url) => Self::Given(url),
-            None => Self::Own(Postgres::start().unwrap_or_else(|error| panic!("{error}"))),
-        })
+        SHARED.get_or_init(|| Self::new(given(), Postgres::start))
     }
 
     /// The URL of its database for administration.

@@ -14,8 +14,10 @@ const FLOORS: &[&str] = &[
     "broker/embedded",
     "broker/kafka",
     "broker/nats",
+    "config",
     "consumer",
     "pipeline",
+    "services",
     "store",
     "store/postgres",
     "store/sqlite",
@@ -28,7 +30,7 @@ fn no_modules_use_each_other_in_a_circle() {
     let sources = Sources::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../inbox-runtime/src"));
     for folder in FLOORS {
         let graph = sources.graph(folder);
-        assert!(graph.0.len() > 4, "the modules of `{folder}` are read");
+        assert!(graph.0.len() > 2, "the modules of `{folder}` are read");
         if let Some(circle) = graph.circle() {
             panic!("modules of `src/{folder}` use each other in a circle; one of these must not:\n{circle}");
         }

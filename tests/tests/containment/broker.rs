@@ -1,4 +1,4 @@
-//! A broker of the application's whose calls panic: each is an error like any other, and the messages go on.
+//! A user's own broker whose calls panic: each panic is an error like any other, and messages are handled.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ async fn g42_a_panic_before_the_handler_at_most_once_loses_nothing<B: TestBroker
     assert!(world.settled("at-most-once").await);
 }
 
-/// The ten calls of each that come next panic, or as many as there are.
+/// The next ten calls of each panic.
 async fn g42_panics_of_the_broker_leave_a_spawned_inbox_alive<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     world.probe.script(|call| match call.run {

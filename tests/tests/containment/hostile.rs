@@ -185,7 +185,7 @@ macro_rules! handlers {
                 perform(order).await
             }
 
-            /// Says that it has begun, and waits for as long as it is let.
+            /// Reports that it has begun, and waits until it is dropped.
             #[inbox_handler(group = "patient", subject = "order.created")]
             async fn patient(_tx: &mut $conn, State(begun): State<Arc<Semaphore>>) -> Result<(), HandlerError> {
                 let _bomb = Bomb(3);

@@ -1,7 +1,7 @@
-//! What a program can do to its own runtime: panics, destructors that panic, blocked threads, futures that are dropped. It
-//! is rolled back and counted, and the others go on.
+//! What a program can do to its own runtime: panics, destructors that panic, timeouts, blocked threads, a broker that panics.
+//! It is rolled back and counted, and the other messages are handled.
 
-mod blocked;
 mod broker;
-mod handlers;
 mod hostile;
+mod panics;
+mod timeouts;

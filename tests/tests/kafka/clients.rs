@@ -6,7 +6,7 @@ use inbox_runtime::{BrokerError, Kafka, Message};
 use inbox_tests::{
     KafkaCluster, SqliteFile, TestBroker, TestDatabase, eventually,
     process::{Mode, WorkerCommand},
-    servers::{free_port, kafka::Shared},
+    servers::{CLOSED_PORT, kafka::Shared},
 };
 use rdkafka::{
     ClientConfig,
@@ -71,7 +71,7 @@ async fn g52_errors_of_publish_are_of_three_kinds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g52_without_brokers_publishing_says_why() {
-    let kafka = Kafka::new(format!("127.0.0.1:{}", free_port())).property("message.timeout.ms", "2000");
+    let kafka = Kafka::new(format!("127.0.0.1:{CLOSED_PORT}")).property("message.timeout.ms", "2000");
     let error = kafka
         .publish(Message::new("orders", "{}"))
         .await
@@ -189,7 +189,7 @@ async fn g62_a_clean_stop_logs_no_warning() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g55_an_outage_logs_one_line() {
     let database = SqliteFile::fresh().await;
-    let broker = format!("kafka://127.0.0.1:{}", free_port());
+    let broker = format!("kafka://127.0.0.1:{CLOSED_PORT}");
     let mut worker = WorkerCommand::new(WORKER, Mode::Run, &broker, &database.url(), "billing")
         .env("INBOX_TEST_HANDLERS", SqliteFile::HANDLERS)
         .env("INBOX_KAFKA_RECONNECT_BACKOFF_MAX_MS", "100")

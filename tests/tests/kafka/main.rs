@@ -6,10 +6,11 @@ use inbox_runtime::{InboxHandle, Kafka};
 use inbox_tests::{Flaky, KafkaCluster, Probe, SqliteFile, TestBroker, TestDatabase, World, eventually};
 
 mod authentication;
-mod campaign;
 mod clients;
+mod cluster;
 mod handlers;
 mod header_names;
+mod kill_campaign;
 mod lag;
 mod leaderless_partitions;
 #[cfg(feature = "kafka-ssl")]
@@ -46,9 +47,10 @@ async fn world_on<D: TestDatabase>(broker: KafkaCluster) -> World<KafkaCluster, 
     }
 }
 
+/// Stops an inbox, which ends cleanly within two minutes.
 async fn stop(inbox: InboxHandle) {
     inbox.stop();
-    let ended = tokio::time::timeout(Duration::from_secs(20), inbox.join()).await;
+    let ended = tokio::time::timeout(Duration::from_mins(2), inbox.join()).await;
     ended.expect("an end in time").expect("a clean end");
 }
 

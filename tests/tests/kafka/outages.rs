@@ -1,13 +1,9 @@
 //! Outages: at the start, while messages are handled, and at the end.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use inbox_tests::{
     KafkaCluster, SqliteFile, Step, eventually,
-    process::long,
     servers::kafka::{Kafka, own},
 };
 
@@ -15,8 +11,8 @@ use tokio::sync::Semaphore;
 
 use super::{KafkaWorld, stop, wait_for_reason, world_on};
 
-/// The limit of a stop, also on a busy machine: below the shutdown timeout of 25 s.
-const STOP: Duration = Duration::from_secs(20);
+/// What an inbox that is stopped may take at most by its settings: longer than [`stop`] waits.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(300);
 
 async fn server() -> Kafka {
     tokio::task::spawn_blocking(own).await.expect("a server")
@@ -35,13 +31,12 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
     let server = server().await;
     let world = fresh(&server).await;
     world.publish("m1").await;
-    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
+    let builder = world.builder(&["billing"]).shutdown_timeout(SHUTDOWN_TIMEOUT);
+    let inbox = builder.spawn().await.expect("an inbox");
     eventually("m1 is settled", || world.settled("billing")).await;
     server.kill();
     wait_for_reason(&inbox, "no broker answers").await;
-    let start = Instant::now();
     stop(inbox).await;
-    assert!(start.elapsed() < STOP, "{:?}", start.elapsed());
 
     // The same on one thread, from a start without brokers.
     let clone = world.clone();
@@ -51,11 +46,10 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
             .build()
             .expect("a runtime");
         runtime.block_on(async {
-            let inbox = clone.builder(&["shipping"]).spawn().await.expect("an inbox");
+            let builder = clone.builder(&["shipping"]).shutdown_timeout(SHUTDOWN_TIMEOUT);
+            let inbox = builder.spawn().await.expect("an inbox");
             assert!(!inbox.health().ready);
-            let start = Instant::now();
             stop(inbox).await;
-            assert!(start.elapsed() < STOP, "{:?}", start.elapsed());
         });
     });
     tokio::task::spawn_blocking(move || thread.join())
@@ -72,48 +66,6 @@ async fn f73_without_brokers_a_stop_ends_in_time_and_a_start_waits() {
     stop(inbox).await;
     world.assert_done("billing", "m1").await;
     world.assert_done("billing", "m2").await;
-}
-
-/// Each of three brokers is killed in turn, the group's coordinator among them, while messages are published.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f60_f64_brokers_of_three_that_are_killed_in_turn_lose_nothing() {
-    if !long() {
-        println!("skipped, since three servers take long: set INBOX_TEST_LONG=1");
-        return;
-    }
-    let cluster = tokio::task::spawn_blocking(Kafka::start_three).await.expect("it ends");
-    let cluster = cluster.expect("three servers");
-    let brokers: Vec<_> = cluster.iter().map(Kafka::brokers).collect();
-    let world = world_on::<SqliteFile>(KafkaCluster::on(&brokers.join(","))).await;
-    let settings = [("min.insync.replicas", "2")];
-    world
-        .broker
-        .create_replicated_topic("order.created", 3, 3, &settings)
-        .await;
-    let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
-    let mut ids = Vec::new();
-    for (round, server) in cluster.iter().enumerate() {
-        for number in 0..40 {
-            let id = format!("m{round}-{number}");
-            world.publish(&id).await;
-            if number == 20 {
-                server.kill();
-            }
-            ids.push(id);
-        }
-        eventually("all is settled without it", || world.settled("billing")).await;
-        tokio::task::block_in_place(|| server.resume()).expect("restarted");
-        // It must be in sync before the next one is killed.
-        eventually("it has caught up", async || {
-            world.broker.in_sync("order.created").await == Some(3)
-        })
-        .await;
-    }
-    stop(inbox).await;
-    for id in &ids {
-        world.assert_done("billing", id).await;
-        assert_eq!(world.probe.runs("billing", id), 1, "{id}");
-    }
 }
 
 /// Acknowledgements after the last commit are reported at the end, and are duplicates when the brokers are back.

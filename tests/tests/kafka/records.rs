@@ -89,7 +89,7 @@ async fn g01_a_recreated_topic_has_other_messages_at_the_same_offsets() {
 async fn f67_a_tombstone_that_is_replayed_has_its_key() {
     let world = KafkaWorld::new().await;
     world.broker.create_topic("customer.gone", 1).await;
-    let message = Message::null("customer.gone").key("customer-7").id("m1");
+    let message = Message::tombstone("customer.gone").key("customer-7").id("m1");
     world.broker.publish(message).await;
     world.probe.script(|call| match call.run {
         1 => Step::Fail("not yet"),
@@ -113,7 +113,7 @@ async fn f67_a_tombstone_keeps_its_key_and_is_not_empty() {
     let world = KafkaWorld::new().await;
     let kafka = world.broker.connect();
     for message in [
-        Message::null("order.created").key("customer-7"),
+        Message::tombstone("order.created").key("customer-7"),
         Message::new("order.created", "").header("a", "1"),
     ] {
         kafka.publish(message).await.expect("published");

@@ -53,7 +53,7 @@ async fn a_group_starts_at_a_time() {
     let subscription = Subscription::new("by-time", "order.created").start(start);
     let mut sources = kafka.subscribe(vec![subscription]).await.expect("a source");
     let read = |delivery: &inbox_runtime::Delivery| delivery.headers.get("message_id").map(<[u8]>::to_vec);
-    let first = sources[0].pull(10, Duration::from_secs(20)).await.expect("a delivery");
+    let first = sources[0].pull(10, Duration::from_secs(60)).await.expect("a delivery");
     assert_eq!(first.len(), 1);
     assert_eq!(read(&first[0].0).as_deref(), Some(&b"m3"[..]));
     // The start offset of a partition with only older records is committed too.

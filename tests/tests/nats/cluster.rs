@@ -107,8 +107,5 @@ async fn g51_every_effect_once_while_the_leader_of_the_stream_is_killed() {
     let not_now = not_now.load(Ordering::SeqCst);
     println!("{count} messages, {runs} runs, {down} leaders killed, {not_now} times not taken");
     assert!(count > 0, "nothing was published");
-    assert_eq!(number("SELECT count(*) FROM effects").await, count);
-    assert_eq!(number("SELECT count(DISTINCT msg_id) FROM effects").await, count);
-    assert_eq!(number("SELECT count(*) FROM inbox_events").await, count);
-    assert_eq!(number("SELECT count(*) FROM inbox_dead_letters").await, 0);
+    world.assert_each_done_once(count).await;
 }

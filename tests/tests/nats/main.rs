@@ -1,24 +1,24 @@
 //! Handlers on NATS JetStream: faults of servers, networks and other clients.
 
+mod authentication;
+mod delete_markers;
 mod handlers;
-mod hostile;
 mod leases;
-mod login;
-mod markers;
+mod malformed_messages;
 mod memory;
 mod permissions;
 mod publish;
 mod recovery;
 mod replicas;
 mod reused_positions;
-mod start;
 mod start_position;
+mod startup;
 mod subject_moves;
 
 #[cfg(feature = "postgres")]
-mod campaign;
-#[cfg(feature = "postgres")]
 mod cluster;
+#[cfg(feature = "postgres")]
+mod kill_campaign;
 
 use std::time::Duration;
 
@@ -82,11 +82,7 @@ async fn publish(world: &World, from: usize, to: usize) {
 
 /// Every message has exactly one effect, and none is dead-lettered.
 async fn assert_all_done(world: &World, count: i64) {
-    let number = async |sql: &str| world.database.number(sql).await;
-    assert_eq!(number("SELECT count(*) FROM effects").await, count);
-    assert_eq!(number("SELECT count(DISTINCT msg_id) FROM effects").await, count);
-    assert_eq!(number("SELECT count(*) FROM inbox_events").await, count);
-    assert_eq!(number("SELECT count(*) FROM inbox_dead_letters").await, 0);
+    world.assert_each_done_once(count).await;
 }
 
 /// Waits until there are at least `count` effects.

@@ -60,8 +60,12 @@ async fn f48_a_recreated_durable_starts_after_the_last_ack_floor() {
     publish(&world, 1, 50).await;
     let inbox = run(&world, "billing", LONG).await;
     effects(&world, 50).await;
-    // The ack floor is read every five seconds.
-    tokio::time::sleep(Duration::from_secs(8)).await;
+    // The ack floor is read together with the lag, every five seconds, and is used by the next pull.
+    eventually("the ack floor is read", async || {
+        inbox.health().handlers[0].lag == Some(0)
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
     delete_durable(&world).await;
     publish(&world, 51, 60).await;
     effects(&world, 60).await;

@@ -89,8 +89,12 @@ async fn g11_a_restored_stream_is_read_from_its_first_message() {
         publish_plain(&world, order).await;
     }
     effects(&world, 4).await;
-    // The checkpoint is read every five seconds.
-    tokio::time::sleep(SECOND * 8).await;
+    // The checkpoint is read together with the lag, every five seconds, and is used by the next pull.
+    eventually("the checkpoint is read", async || {
+        inbox.health().handlers[0].lag == Some(0)
+    })
+    .await;
+    tokio::time::sleep(SECOND * 2).await;
     restart(&server, || {
         std::fs::remove_dir_all(&data).expect("removed");
         copy(&saved, &data);

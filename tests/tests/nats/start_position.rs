@@ -31,7 +31,7 @@ async fn g13_a_known_group_whose_durable_was_deleted_starts_at_the_first_message
     publish(&world, 4, 6).await;
     delete_durable(&world, "newest").await;
     publish(&world, 7, 8).await;
-    let (log, _guard) = super::start::logged();
+    let (log, _guard) = super::startup::logged();
     let mut inbox = world.inbox(&["newest"]).await;
     let report = inbox.run_until_idle().await.expect("the broker");
     assert_eq!((report.processed, report.duplicate), (5, 3), "{report}");

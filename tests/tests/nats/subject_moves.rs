@@ -111,7 +111,7 @@ async fn g34_unsettled_messages_in_a_former_stream_are_warned_of() {
     drop(world.inbox(&["billing"]).await);
     publish(&world, 1, 5).await;
     move_orders(&world, "TEST", "SECOND").await;
-    let (log, _guard) = super::start::logged();
+    let (log, _guard) = super::startup::logged();
     let inbox = world.inbox(&["billing"]).await;
     eventually("it is said", || async {
         let log = String::from_utf8_lossy(&log.lock().expect("the log")).into_owned();
@@ -156,7 +156,7 @@ async fn g38_lag_is_the_number_of_unacknowledged_messages_of_the_group() {
     }
     proxy.heal();
     for inbox in [&one, &other] {
-        eventually("known again", || async { lag(inbox) == Some(40) }).await;
+        eventually("the lag is known", || async { lag(inbox) == Some(40) }).await;
     }
     drop((one, other));
 }

@@ -7,7 +7,10 @@ use std::{
 };
 
 use opentelemetry::trace::TracerProvider;
-use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData};
+use opentelemetry_sdk::{
+    propagation::TraceContextPropagator,
+    trace::{InMemorySpanExporter, SdkTracerProvider, SpanData},
+};
 use parking_lot::{Mutex, MutexGuard};
 use tracing::{
     Event, Subscriber,
@@ -41,6 +44,7 @@ pub(crate) fn captured() -> &'static Captured {
         exporter: InMemorySpanExporter::default(),
     });
     static LISTENING: LazyLock<()> = LazyLock::new(|| {
+        opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
         let provider = SdkTracerProvider::builder()
             .with_simple_exporter(CAPTURED.exporter.clone())
             .build();

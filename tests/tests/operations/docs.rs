@@ -96,7 +96,7 @@ fn the_page_on_telemetry_has_every_metric() {
             )
         })
         .collect();
-    assert_table(TELEMETRY, "| metric | kind | a label more | meaning |", &rows);
+    assert_table(TELEMETRY, "| metric | kind | extra label | meaning |", &rows);
 }
 
 #[test]

@@ -206,7 +206,7 @@ async fn g36_a_message_that_hangs_while_others_go_on_is_named<B: TestBroker, D: 
             && health
                 .reasons
                 .iter()
-                .any(|why| why.contains("acknowledgement been waited for") || why.contains("no message was settled"))
+                .any(|why| why.contains("waited for its acknowledgement") || why.contains("no message was settled"))
     })
     .await;
     gate.add_permits(1);

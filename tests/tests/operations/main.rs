@@ -4,6 +4,7 @@ mod capture;
 mod config;
 mod docs;
 mod embedded;
+mod guide;
 mod health;
 mod metrics;
 mod traces;

@@ -148,6 +148,13 @@ async fn the_lag_is_seen_where_the_broker_knows_it() {
     let lag = || value(&handle, "inbox_lag_messages", "");
     eventually("the lag is recorded", async || lag() == Some(17.0)).await;
     assert_eq!(inbox.health().handlers[0].lag, Some(17));
+    // A gauge can't be taken back: the last value of it would be wrong.
+    status.set_lag(None);
+    eventually("it is not known any more", async || lag().is_some_and(f64::is_nan)).await;
+    assert_eq!(inbox.health().handlers[0].lag, None);
+    status.set_lag(Some(18));
+    eventually("it is known again", async || lag() == Some(18.0)).await;
     inbox.stop();
     inbox.join().await.expect("stopped");
+    assert!(lag().is_some_and(f64::is_nan), "nobody looks any more");
 }

@@ -9,7 +9,7 @@ use inbox_tests::{
     servers::postgres,
 };
 
-use crate::{World, assert_all_done, own, publish, sessions, settle, world_on};
+use crate::{World, assert_all_done, handlers, publish, sessions, settle, world_on};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f03_duplicates_never_abort_a_transaction() {
@@ -220,11 +220,11 @@ async fn f07_serializable() {
 async fn f18_each_run_has_a_transaction_of_its_own() {
     let world = World::new().await;
     world.publish("m1").await;
-    let inbox = own::builder(&world, "thrice").spawn().await.expect("an inbox");
+    let inbox = handlers::builder(&world, "thrice").spawn().await.expect("an inbox");
     eventually("all is settled", || world.settled("thrice")).await;
     inbox.stop();
     inbox.join().await.expect("stopped");
-    let mut ids = own::TRANSACTIONS.lock().clone();
+    let mut ids = handlers::TRANSACTIONS.lock().clone();
     ids.sort();
     ids.dedup();
     assert_eq!(ids.len(), 3, "{ids:?}");

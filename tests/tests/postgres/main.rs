@@ -1,22 +1,22 @@
 //! What PostgreSQL alone can do to a transaction, a session or a program, and how it shows.
 
-mod blame;
-mod campaign;
 mod claims;
 mod commit;
+mod commit_veto;
 mod errors;
-mod hygiene;
+mod failures_of_one_message;
+mod handlers;
+mod kill_campaign;
 mod outages;
-mod own;
 mod pooler;
 mod prefetched_claims;
 mod seal;
+mod session_state;
 mod sessions;
-mod shape;
 mod start;
+mod table_shapes;
 mod tls;
-mod veto;
-mod waiting;
+mod unavailable_server;
 
 use inbox_runtime::{Outcome, sqlx::PgPool};
 use inbox_tests::{
@@ -64,19 +64,8 @@ async fn publish(world: &World, count: usize) {
 
 /// Asserts that `m1` to `m<count>` are done, each once, and nothing besides.
 async fn assert_all_done(world: &World, group: &str, count: i64) {
-    let number = async |sql: &str| world.database.number(sql).await;
-    assert_eq!(
-        number("SELECT count(*) FROM effects").await,
-        count,
-        "effects of {group}"
-    );
-    assert_eq!(number("SELECT count(DISTINCT msg_id) FROM effects").await, count);
-    assert_eq!(number("SELECT count(*) FROM inbox_events").await, count);
-    assert_eq!(number("SELECT count(*) FROM inbox_dead_letters").await, 0);
-    assert_eq!(
-        number("SELECT count(*) FROM inbox_attempts WHERE attempts > 0").await,
-        0
-    );
+    world.assert_each_done_once(count).await;
+    assert_eq!(world.attempts(group).await, 0, "attempts of {group}");
 }
 
 /// How many of the inbox's sessions are in that state, by `pg_stat_activity`; `_` and `%` are wildcards.

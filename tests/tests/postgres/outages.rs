@@ -100,7 +100,7 @@ async fn f13_a_server_that_is_set_to_read_only_under_load() {
     let load = async |inbox: &InboxHandle, until_ready: bool, count: &mut i64| {
         let start = Instant::now();
         while inbox.health().ready != until_ready {
-            assert!(start.elapsed() < Duration::from_secs(30), "{:?}", inbox.health());
+            assert!(start.elapsed() < Duration::from_mins(2), "{:?}", inbox.health());
             *count += 1;
             world.publish(&format!("m{count}")).await;
             tokio::time::sleep(Duration::from_millis(4)).await;
@@ -122,14 +122,15 @@ async fn f13_a_server_that_is_set_to_read_only_under_load() {
     load(&inbox, false, &mut count).await;
     let why = inbox.health().reasons.join("; ");
     assert!(why.contains("read_only") || why.contains("read-only"), "{why}");
-    let before = inbox.report();
+    let (start, before) = (Instant::now(), inbox.report());
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let after = inbox.report();
+    let (after, seconds) = (inbox.report(), start.elapsed().as_secs_f64());
     assert_eq!(
         after.processed, before.processed,
         "it writes to a database that wants no writes"
     );
-    assert!(after.deferred - before.deferred < 10, "a hot loop: {after}");
+    let tries = (after.deferred - before.deferred) as f64 / seconds;
+    assert!(tries < 5.0, "a hot loop: {tries} tries a second");
     set("off").await;
     recovers(&world, inbox, count).await;
 }

@@ -24,7 +24,7 @@ impl InHand {
             _ => rest.clone(),
         });
         let inbox = builder.build().await.expect("an inbox").spawn();
-        eventually("the second is in hand", || async {
+        eventually("the second is prefetched", || async {
             let settled = world.broker.settled("billing", "order.created").await;
             settled.is_some_and(|settled| settled.unacked >= 2) && world.probe.runs("billing", "m1") == 1
         })

@@ -3,7 +3,7 @@
 use inbox_runtime::{DeadLetterQuery, Outcome, dead_letters};
 use inbox_tests::{Step, TestDatabase, eventually, next};
 
-use crate::{World, assert_all_done, letter, own};
+use crate::{World, assert_all_done, handlers, letter};
 
 /// Runs one message whose handler does `step`, and another one that is fine. Returns the error of the dead letter.
 async fn broken(step: Step) -> (World, String) {
@@ -130,7 +130,7 @@ async fn a_write_after_an_own_rollback_is_swallowed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_that_begins_anew_does_not_pass() {
+async fn a_commit_and_chain_does_not_pass() {
     let (_, letter) = broken(swallow("COMMIT AND CHAIN", Step::Ok)).await;
     assert!(letter.contains("ended the transaction"), "{letter}");
 }
@@ -154,7 +154,7 @@ async fn a_begin_that_was_dropped_in_flight() {
     let world = World::new().await;
     world.publish("drop-1").await;
     world.publish("m2").await;
-    let mut inbox = own::builder(&world, "dropper").build().await.expect("an inbox");
+    let mut inbox = handlers::builder(&world, "dropper").build().await.expect("an inbox");
     assert_eq!(next(&mut inbox).await, Outcome::DeadLettered);
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     let letter = letter(&world).await;

@@ -271,7 +271,7 @@ async fn g10_a_log_that_was_recreated_is_not_taken_for_the_old_one() {
     let gone = world.clone();
     world.probe.script(move |_| {
         let (path, _) = Loss::LogDeleted.happen(&gone);
-        fs::write(path, "").expect("made anew");
+        fs::write(path, "").expect("recreated");
         Step::Ok
     });
     let mut inbox = world.inbox(&["billing"]).await;

@@ -167,7 +167,7 @@ async fn beside(world: &Here, other: &inbox_runtime::InboxHandle) {
     for number in 1..=20 {
         world.publish(&format!("m{number}")).await;
     }
-    eventually("the others get on", || world.settled("billing")).await;
+    eventually("the others are handled", || world.settled("billing")).await;
     assert_eq!(other.report().processed, 21);
     other.stop();
 }

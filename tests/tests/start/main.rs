@@ -1,8 +1,9 @@
-//! The start of an inbox: what is checked, what is made, and the ways to run it.
+//! The start of an inbox: what is checked, what is created, what is waited for, and the ways to run it.
 
 mod checks;
 mod handlers;
+mod linking;
 mod running;
-mod shape;
+mod table_shapes;
 mod tables;
-mod waiting;
+mod unavailable_database;

@@ -23,11 +23,11 @@ lean_suite!(
     everything_can_be_spawned,
     run_ends_with_the_shutdown_future,
     a_dropped_run_stops_its_handlers,
-    trouble_of_the_database_is_no_attempt_and_shows_in_the_health,
-    what_has_not_begun_is_given_back_at_once,
+    an_outage_of_the_database_is_no_attempt_and_shows_in_health,
+    what_has_not_begun_is_released_at_once,
     select_narrows_what_the_groups_leave,
     f39_a_new_group_begins_where_its_handler_says,
-    f47_a_message_comes_again_after_the_time_that_its_handler_asked_for,
+    f47_a_message_is_redelivered_after_the_time_that_its_handler_asked_for,
     f51_failing_pulls_are_few_visible_and_survived,
 );
 
@@ -66,7 +66,7 @@ async fn process_one_says_that_the_broker_fails<B: TestBroker, D: TestDatabase>(
     world.publish("m1").await;
     let mut inbox = world.inbox(&["billing"]).await;
     world.flaky.fail_pulls(1);
-    let failed = inbox.process_one(Duration::from_secs(5)).await;
+    let failed = inbox.process_one(Duration::from_secs(60)).await;
     assert!(matches!(failed, Err(Error::Broker(_))), "{failed:?}");
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
     world.assert_done("billing", "m1").await;
@@ -136,7 +136,7 @@ async fn spawn_can_be_watched_and_stopped<B: TestBroker, D: TestDatabase>() {
     world.assert_untouched("billing", "m2").await;
 }
 
-async fn trouble_of_the_database_is_no_attempt_and_shows_in_the_health<B: TestBroker, D: TestDatabase>() {
+async fn an_outage_of_the_database_is_no_attempt_and_shows_in_health<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let inbox = world.builder(&["billing"]).spawn().await.expect("an inbox");
     let rename = async |from: &str, to: &str| {
@@ -222,7 +222,7 @@ async fn a_dropped_run_stops_its_handlers<B: TestBroker, D: TestDatabase>() {
     assert!(world.settled("billing").await);
 }
 
-/// The broker is somebody else's code too, and nothing contains its panics.
+/// A broker can be a user's code too.
 /// A recorder of metrics that panics where the runtime counts what became of a delivery: no code that it contains.
 struct PanickingRecorder;
 
@@ -264,12 +264,12 @@ async fn a_worker_that_panics_is_not_hidden() {
         world.inbox(&["billing", "shipping"]).await
     };
     world.publish("m1").await;
-    let ended = tokio::time::timeout(Duration::from_secs(30), inbox.run()).await;
+    let ended = tokio::time::timeout(Duration::from_mins(2), inbox.run()).await;
     let ended = ended.expect("it doesn't go on without its worker");
     assert!(matches!(ended, Err(Error::Task(_))), "{ended:?}");
 }
 
-async fn what_has_not_begun_is_given_back_at_once<B: TestBroker, D: TestDatabase>() {
+async fn what_has_not_begun_is_released_at_once<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let gate = Arc::new(Semaphore::new(0));
     world.probe.script({
@@ -285,7 +285,7 @@ async fn what_has_not_begun_is_given_back_at_once<B: TestBroker, D: TestDatabase
     eventually("one runs", async || world.probe.total() == 1).await;
     world.publish("m2").await;
     world.publish("m3").await;
-    // The second one is in hand by now: each worker has a next message.
+    // The second one is prefetched by now, as each worker prefetches one.
     eventually("two are out", async || {
         let settled = world.broker.settled("billing", "order.created").await;
         settled.is_some_and(|settled| settled.unacked == 2) && world.probe.total() == 1
@@ -344,7 +344,7 @@ async fn f39_a_new_group_begins_where_its_handler_says<B: TestBroker, D: TestDat
     world.publish("new1").await;
     both.run_until_idle().await.expect("the broker");
     drop(both);
-    // Only a new group begins anywhere; one that is known goes on.
+    // Only a new group has a start position; an existing one continues where it was.
     world.publish("new2").await;
     let mut both = world.inbox(&["newest", "shipping"]).await;
     both.run_until_idle().await.expect("the broker");
@@ -360,7 +360,7 @@ async fn f39_a_new_group_begins_where_its_handler_says<B: TestBroker, D: TestDat
     assert!(world.settled("newest").await && world.settled("shipping").await);
 }
 
-async fn f47_a_message_comes_again_after_the_time_that_its_handler_asked_for<B: TestBroker, D: TestDatabase>() {
+async fn f47_a_message_is_redelivered_after_the_time_that_its_handler_asked_for<B: TestBroker, D: TestDatabase>() {
     const DELAY: Duration = Duration::from_secs(3);
     let world = World::<B, D>::new().await;
     world.probe.script(|call| match call.run {
@@ -368,7 +368,9 @@ async fn f47_a_message_comes_again_after_the_time_that_its_handler_asked_for<B: 
         _ => Step::Ok,
     });
     world.publish("m1").await;
-    let inbox = world.builder(&["patient"]).spawn().await.expect("an inbox");
+    // A lease that is longer than `eventually` waits: it is not the lease that ends.
+    let builder = world.builder(&["patient"]).ack_wait(Duration::from_secs(300));
+    let inbox = builder.spawn().await.expect("an inbox");
     eventually("m1 is settled", async || world.settled("patient").await).await;
     inbox.stop();
     inbox.join().await.expect("stopped");
@@ -377,9 +379,7 @@ async fn f47_a_message_comes_again_after_the_time_that_its_handler_asked_for<B: 
     assert_eq!(calls.len(), 3);
     for pair in calls.windows(2) {
         let gap = pair[1].at - pair[0].at;
-        // Not when its lease of 30 s runs out.
-        let allowed = DELAY.mul_f64(0.99)..=DELAY + Duration::from_secs(15);
-        assert!(allowed.contains(&gap), "{gap:?}");
+        assert!(gap >= DELAY.mul_f64(0.99), "{gap:?}");
     }
 }
 

@@ -80,7 +80,7 @@ async fn missing_tables_are_an_error_where_they_may_only_be_looked_for<B: TestBr
 async fn the_rows_of_a_newer_version_are_tolerated<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     migrate(&world.database.pool()).await.expect("the tables");
-    // A rolling upgrade: the newer version was here first, and added what it needs.
+    // A rolling upgrade: the newer version started first and migrated the tables.
     world
         .database
         .exec(

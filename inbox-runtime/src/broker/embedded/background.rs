@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, Weak},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tokio::{
@@ -85,7 +85,7 @@ async fn watch(shared: Weak<EmbeddedShared>) {
     loop {
         sleep(WATCH_INTERVAL).await;
         let Some(shared) = shared.upgrade() else { return };
-        if shared.wakeups.consumer_ids().is_empty() {
+        if shared.wakeups.consumer_ids().is_empty() || !watcher.is_due(&shared.storage) {
             continue;
         }
         if watcher.check(&shared).await.is_err() {
@@ -96,9 +96,16 @@ async fn watch(shared: Weak<EmbeddedShared>) {
     }
 }
 
+/// A file's time is as coarse as the system's tick: one as recent as this may be of several writes.
+const RECENT: Duration = Duration::from_millis(50);
+/// How often the file is checked whatever its time is, which not every file system keeps.
+const CHECK_AT_LEAST: Duration = Duration::from_millis(250);
+
 /// The state of the file at the last check.
 #[derive(Debug, Default)]
 struct FileWatcher {
+    /// When the write-ahead log was last written, and when that was looked at.
+    written: Option<(SystemTime, Instant)>,
     /// SQLite's `data_version`, which counts the commits of other connections.
     version: Option<i64>,
     /// The last message.
@@ -108,6 +115,21 @@ struct FileWatcher {
 }
 
 impl FileWatcher {
+    /// Whether there may have been writes since the last check. Without a statement, for which a thread is woken.
+    fn is_due(&mut self, storage: &Storage) -> bool {
+        let written = storage.log_written();
+        let before = self.written;
+        let is_same = written.zip(before).is_some_and(|(written, (time, checked))| {
+            let age = SystemTime::now().duration_since(written).unwrap_or_default();
+            written == time && age > RECENT && checked.elapsed() < CHECK_AT_LEAST
+        });
+        if is_same && self.wake_all_at.is_none() {
+            return false;
+        }
+        self.written = written.map(|written| (written, Instant::now()));
+        true
+    }
+
     async fn check(&mut self, shared: &EmbeddedShared) -> Result<(), BrokerError> {
         let before = self.version;
         let (version, subjects, end) = self.read(shared).await?;

@@ -1,6 +1,6 @@
 //! The durable consumer of a source, and its state in the database.
 
-use std::time::Duration;
+use std::{sync::atomic::AtomicBool, time::Duration};
 
 use sqlx::{Row, SqliteConnection};
 use tokio::sync::Notify;
@@ -22,6 +22,8 @@ pub(super) struct Consumer {
     pub(super) ordered: bool,
     /// Wakes a pull that waits for a delivery.
     pub(super) woken: Notify,
+    /// This process has published a message: the next fetch needn't look first whether there is one.
+    pub(super) published: AtomicBool,
 }
 
 impl Consumer {

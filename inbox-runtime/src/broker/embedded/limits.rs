@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// How often the file is checked for writes of other processes while a pull waits: one read of shared memory.
+/// How often the file is checked for writes of other processes while a pull waits: by the time of its log.
 pub(super) const WATCH_INTERVAL: Duration = Duration::from_millis(10);
 /// How often all waiting pulls are woken while other processes write something other than messages.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(40);
-/// The longest time between two fetches of a waiting pull.
-pub(super) const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// The longest time between two fetches of a waiting pull, which is woken by whatever is written.
+pub(super) const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// The interval between two readings of the lag.
 pub(super) const LAG_INTERVAL: Duration = Duration::from_secs(5);
 

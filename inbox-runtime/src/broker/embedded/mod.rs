@@ -21,7 +21,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -206,7 +206,7 @@ impl Embedded {
         let inserted = connection.finish("publish to", inserted)?;
         // Fails if it was written to an unlinked file.
         db.check()?;
-        self.shared.wakeups.wake_subject(&subject);
+        self.shared.wakeups.wake_published(&subject);
         Ok(Published::new(message::position(
             &db.instance,
             inserted.last_insert_rowid(),
@@ -347,6 +347,7 @@ impl Broker for Embedded {
                 subject: subscription.subject,
                 ordered: subscription.ordered,
                 woken: Notify::new(),
+                published: AtomicBool::new(false),
             };
             EmbeddedSource::new(Arc::clone(&self.shared), consumer, opened.ack_wait)
         };

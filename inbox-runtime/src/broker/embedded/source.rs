@@ -1,6 +1,12 @@
 //! `Source` for the embedded broker: waits for deliveries, keeps those that a cancelled pull leaves behind.
 
-use std::{collections::VecDeque, mem, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    mem,
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::{
     runtime::Handle,
@@ -71,12 +77,8 @@ impl EmbeddedSource {
         if !self.ready.is_empty() {
             return Ok(Duration::ZERO);
         }
-        let task = fetch(
-            Arc::clone(&self.shared),
-            Arc::clone(&self.consumer),
-            max,
-            self.expects_more,
-        );
+        let expected = self.consumer.published.swap(false, Ordering::Relaxed) || self.expects_more;
+        let task = fetch(Arc::clone(&self.shared), Arc::clone(&self.consumer), max, expected);
         self.fetching = Some(tokio::spawn(task));
         self.finish_fetch().await
     }

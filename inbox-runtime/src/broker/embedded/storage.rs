@@ -3,6 +3,7 @@
 use std::{
     fmt,
     path::{Path, PathBuf, absolute},
+    time::SystemTime,
 };
 
 use sqlx::{
@@ -42,6 +43,13 @@ impl Storage {
             Self::Memory => None,
             Self::File { path, .. } => Some(path),
         }
+    }
+
+    /// When the write-ahead log was last written; `None` if there is none.
+    pub(super) fn log_written(&self) -> Option<SystemTime> {
+        let mut log = self.path()?.as_os_str().to_owned();
+        log.push("-wal");
+        std::fs::metadata(log).ok()?.modified().ok()
     }
 
     /// The options of a connection; a `durable` one syncs each commit to the disk.

@@ -1,6 +1,6 @@
 //! Wakes the pulls of this process that wait for a message.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Weak, atomic::Ordering};
 
 use parking_lot::Mutex;
 
@@ -30,6 +30,15 @@ impl Wakeups {
     /// Wakes those to which a message of that subject is delivered.
     pub(super) fn wake_subject(&self, subject: &str) {
         self.wake(|consumer| subject::matches(&consumer.subject, subject));
+    }
+
+    /// The same after this process has published one: their next fetch will find it.
+    pub(super) fn wake_published(&self, subject: &str) {
+        self.wake(|consumer| {
+            let matches = subject::matches(&consumer.subject, subject);
+            consumer.published.fetch_or(matches, Ordering::Relaxed);
+            matches
+        });
     }
 
     /// Wakes those of one consumer, after a nak, or an ack on an ordered one.

@@ -27,8 +27,8 @@ use super::{
     topic_partition::TopicPartition,
 };
 
-/// How long one poll blocks; a shutdown is noticed after that.
-const POLL_TIMEOUT: Duration = Duration::from_millis(50);
+/// How long one poll blocks if nothing happens; a shutdown is noticed after that.
+const POLL_TIMEOUT: Duration = Duration::from_millis(200);
 /// The timeout of a metadata request, which is repeated until the brokers answer.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(1);
 

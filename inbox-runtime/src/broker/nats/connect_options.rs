@@ -95,9 +95,10 @@ impl ConnectOptions {
         }
     }
 
-    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+    /// Sets a parameter of the URL. The error has no secrets.
+    pub(super) fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let path = || Some(PathBuf::from(value)).filter(|_| !value.is_empty());
-        let file = || path().ok_or_else(|| format!("the parameter `{name}` of the NATS URL names no file"));
+        let file = || path().ok_or_else(|| format!("the option `{name}` of NATS names no file"));
         match name {
             "credentials" => self.login = Login::Credentials(file()?),
             "nkey" => self.login = Login::Nkey(file()?),

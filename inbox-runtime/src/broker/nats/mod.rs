@@ -16,7 +16,8 @@
 //!    consumer_config · stream · durable · ack_batch  JetStream's objects
 //!    jetstream                                       both connections, API requests
 //!    client_connection · delivery_connection         the client library's connection, our own
-//!    handshake · connect_options
+//!    handshake · given_options
+//!    connect_options
 //!    protocol · login · tls · permissions · epochs · headers · ack_subject · error · limits
 //! ```
 //!
@@ -41,6 +42,7 @@ use inbox_rules::subject_rules;
 
 use self::{
     connect_options::{ConnectOptions, NewStream},
+    given_options::GivenOptions,
     jetstream::JetStream,
     orphans::ConsumerInUse,
 };
@@ -59,6 +61,7 @@ mod delivery_connection;
 mod durable;
 mod epochs;
 mod error;
+mod given_options;
 mod handshake;
 mod headers;
 mod jetstream;
@@ -113,6 +116,9 @@ pub use self::{lease::NatsLease, source::NatsSource};
 /// | `api_prefix=PREFIX` | the prefix of JetStream API subjects, as [`api_prefix`](Self::api_prefix) |
 /// | `inbox_prefix=PREFIX` | the prefix of inbox subjects, as [`inbox_prefix`](Self::inbox_prefix) |
 ///
+/// A program's settings have the same, and they win: `[nats]` in `inbox.toml`, or `INBOX_NATS_CREDENTIALS` and so on in
+/// the environment, with `user`, `password` and `token` besides.
+///
 /// Files are read at each connect, so that credentials and certificates can be rotated.
 ///
 /// ```
@@ -138,6 +144,22 @@ impl Nats {
     pub fn new(url: &str) -> Result<Self, BrokerError> {
         let options = ConnectOptions::parse(url).map_err(BrokerError::Invalid)?;
         Ok(Self::with_options(options))
+    }
+
+    /// The broker of a URL, set at `place`, with the options of the settings, which win over the URL's. The errors say what
+    /// to write instead, and where.
+    pub(crate) fn from_url(url: &str, place: &str, given: &GivenOptions) -> Result<Self, Vec<String>> {
+        let mut problems = Vec::new();
+        let mut options = ConnectOptions::parse(url).unwrap_or_else(|problem| {
+            problems.push(format!("{place}: {problem}"));
+            ConnectOptions::default()
+        });
+        options.set_given(given, &mut problems);
+        if problems.is_empty() {
+            Ok(Self::with_options(options))
+        } else {
+            Err(problems)
+        }
     }
 
     fn with_options(options: ConnectOptions) -> Self {

@@ -4,7 +4,7 @@ use sqlx::Row;
 
 use super::{
     cancel::cancel,
-    claim::{BEGIN, ClaimAnswer, FirstStatement, within},
+    claim::{BEGIN, FirstAnswer, FirstStatement, within},
     connection::{OpenTx, PostgresSession},
     errors::{Step, own_statement, store_error, unavailable},
     pool::begin_pooled,
@@ -20,16 +20,18 @@ const STREAK: u32 = 2;
 
 impl PostgresSession {
     /// Opens a transaction, unless one is open, and claims in it.
-    pub(super) async fn begin_and_claim(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
-        if claim.is_none() && self.is_parked() {
+    pub(super) async fn begin_and_claim(&mut self, claims: &[Claim<'_>]) -> Result<Vec<Claimed>, StoreError> {
+        if claims.is_empty() && self.is_parked() {
             return self.begin_parked().await;
         }
         self.ensure_open().await?;
         failpoint!("after_begin");
-        let answer = self.first_statement(claim).await?;
-        self.duplicates = match answer.claimed {
-            Claimed::Fresh => 0,
-            Claimed::Duplicate(_) => self.duplicates.saturating_add(1),
+        let answer = self.first_statement(claims).await?;
+        let is_fresh = answer.claimed.iter().any(|claimed| !claimed.is_duplicate());
+        self.duplicates = if claims.is_empty() || is_fresh {
+            0
+        } else {
+            self.duplicates.saturating_add(1)
         };
         if let Some(open) = &mut self.open {
             open.xid = answer.xid;
@@ -84,7 +86,7 @@ impl PostgresSession {
     }
 
     /// Begins a transaction without a claim after a commit that has begun nothing, in one round trip.
-    async fn begin_parked(&mut self) -> Result<Claimed, StoreError> {
+    async fn begin_parked(&mut self) -> Result<Vec<Claimed>, StoreError> {
         self.check_writable().await?;
         let begun = async {
             let sql = format!("{BEGIN}; SELECT pg_current_xact_id()::text");
@@ -93,7 +95,7 @@ impl PostgresSession {
         match begun.await {
             Ok(xid) => {
                 self.open = Some(OpenTx::new(Some(xid)));
-                Ok(Claimed::Fresh)
+                Ok(Vec::new())
             }
             Err(error) => {
                 self.close().await;
@@ -102,13 +104,14 @@ impl PostgresSession {
         }
     }
 
-    /// The claim, or at least the transaction's id, within `lock_wait`.
-    pub(super) async fn first_statement(&mut self, claim: Option<&Claim<'_>>) -> Result<ClaimAnswer, StoreError> {
+    /// The claims, or at least the transaction's id, within `lock_wait`.
+    pub(super) async fn first_statement(&mut self, claims: &[Claim<'_>]) -> Result<FirstAnswer, StoreError> {
         let (pool, pid, lock_wait) = (self.store.pool.clone(), self.pid, self.store.settings.lock_wait);
-        let first = match claim {
-            None => FirstStatement::TransactionId,
-            Some(claim) if self.duplicates >= STREAK => FirstStatement::FindThenClaim(claim),
-            Some(claim) => FirstStatement::Claim(claim),
+        let first = match claims {
+            [] => FirstStatement::TransactionId,
+            [claim] if self.duplicates >= STREAK => FirstStatement::FindThenClaim(claim),
+            [claim] => FirstStatement::Claim(claim),
+            claims => FirstStatement::ClaimSet(claims),
         };
         let sql = self.store.claim_sql();
         let conn = self.live().map_err(unavailable)?;

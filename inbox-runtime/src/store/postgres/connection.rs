@@ -79,9 +79,9 @@ impl PrefetchedClaim {
         }
     }
 
-    /// Whether this is that claim.
-    pub(super) fn is(&self, claim: Option<&Claim<'_>>) -> bool {
-        claim.is_some_and(|claim| claim.group == self.group && claim.message_id == self.message_id)
+    /// Whether this is the one claim that is asked for.
+    pub(super) fn is(&self, claims: &[Claim<'_>]) -> bool {
+        matches!(claims, [claim] if claim.group == self.group && claim.message_id == self.message_id)
     }
 }
 

@@ -71,6 +71,9 @@ const LIST: &str = "
     WHERE id > $1 AND ($2 IS NULL OR consumer_group = $2)
     ORDER BY id LIMIT $3";
 
+/// `$1` is a group or null.
+const COUNT: &str = "SELECT count(*) FROM inbox_dead_letters WHERE $1 IS NULL OR consumer_group = $1";
+
 const DELETE: &str = "
     DELETE FROM inbox_dead_letters WHERE id = $1
     RETURNING consumer_group, handler, position, message_id, fingerprint";
@@ -83,6 +86,9 @@ const REQUEST_REPLAY: &str = "
         replay_taken = replay_taken AND coalesce(replay_at > clock_timestamp(), FALSE)
     WHERE id = $1
     RETURNING consumer_group, handler, position, message_id, fingerprint, replay_taken";
+
+const FIND_DUE_GROUPS: &str = "
+    SELECT DISTINCT consumer_group FROM inbox_dead_letters WHERE replay_at <= clock_timestamp()";
 
 const FIND_DUE: &str = "
     SELECT id FROM inbox_dead_letters
@@ -218,6 +224,21 @@ impl DeadLetterStore for PostgresStore {
         })
     }
 
+    fn count_dead_letters<'a>(&'a self, group: Option<&'a str>) -> BoxFuture<'a, Result<u64, StoreError>> {
+        Box::pin(async move {
+            let charset = self.charset().await?;
+            let mut tx = self.begin_read().await?;
+            let count: i64 = sqlx::query_scalar(COUNT)
+                .persistent(false)
+                .bind(group.map(|group| charset.storable(group)))
+                .fetch_one(&mut *tx.conn)
+                .await
+                .map_err(own_statement)?;
+            tx.end().await?;
+            Ok(count.unsigned_abs())
+        })
+    }
+
     fn delete_dead_letter(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>> {
         Box::pin(async move {
             let mut tx = self.begin_write().await?;
@@ -254,6 +275,19 @@ impl DeadLetterStore for PostgresStore {
             }
             tx.commit().await?;
             Ok(Some((key.group, key.handler)))
+        })
+    }
+
+    fn groups_with_due_replays(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+        Box::pin(async move {
+            let mut tx = self.begin_read().await?;
+            let groups = sqlx::query_scalar(FIND_DUE_GROUPS)
+                .persistent(false)
+                .fetch_all(&mut *tx.conn)
+                .await
+                .map_err(own_statement)?;
+            tx.end().await?;
+            Ok(groups)
         })
     }
 

@@ -80,10 +80,10 @@ impl Store for PostgresStore {
     }
 
     fn classify(&self, fault: &DatabaseFault) -> FaultClass {
-        if fault.is_deployment() {
-            return FaultClass::Deployment;
+        match fault {
+            DatabaseFault::Answer { code, .. } => errors::handler_fault(code),
+            DatabaseFault::Connection => FaultClass::Suspect,
         }
-        fault.code().map_or(FaultClass::Suspect, errors::handler_fault)
     }
 }
 

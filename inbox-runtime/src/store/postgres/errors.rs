@@ -102,9 +102,16 @@ fn by_class(code: &str) -> Meaning {
     }
 }
 
+/// Whether an answer says that a table, a column, a schema or a function doesn't exist, that a right is missing, or that
+/// the server takes no writes.
+pub(in crate::store) fn is_missing(code: &str, _text: &str) -> bool {
+    matches!(code, "42P01" | "42703" | "3F000" | "42883" | "42501" | "25006")
+}
+
 /// What the code of a handler's statement means, after which the connection was alive.
 pub(super) fn handler_fault(code: &str) -> FaultClass {
     match by_code(Step::Handler, code, true) {
+        _ if is_missing(code, "") => FaultClass::Deployment,
         Meaning::Retry => FaultClass::Retry,
         Meaning::Stale => FaultClass::Stale,
         Meaning::Suspect => FaultClass::Suspect,
@@ -187,6 +194,10 @@ mod tests {
         for (class, codes) in [
             (FaultClass::Retry, &["40001", "40P01", "55P03"][..]),
             (FaultClass::Stale, &["0A000", "26000", "42P05"]),
+            (
+                FaultClass::Deployment,
+                &["42P01", "42703", "3F000", "42883", "42501", "25006"],
+            ),
             (
                 FaultClass::Suspect,
                 &["53100", "53200", "53400", "58030", "57P01", "08006", "28P01"],

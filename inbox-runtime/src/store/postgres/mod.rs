@@ -27,4 +27,5 @@ mod setup;
 mod simple_query;
 
 pub use connection::PostgresSession;
+pub(super) use errors::is_missing;
 pub use pool::PostgresStore;

@@ -29,27 +29,27 @@ impl Session for PostgresSession {
     /// Reading and beginning are what the handler needs; a server that can't be written to refuses to begin.
     async fn probe(&mut self) -> Result<(), StoreError> {
         self.ensure_open().await?;
-        self.first_statement(None).await?;
+        self.first_statement(&[]).await?;
         self.rollback().await.map_err(own_statement)
     }
 
-    async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
+    async fn begin(&mut self, claims: &[Claim<'_>]) -> Result<Vec<Claimed>, StoreError> {
         let fresh = self.is_fresh();
         let claimed = match self.open.as_mut().and_then(|open| open.prefetched.take()) {
-            Some(prefetched) if prefetched.is(claim) && fresh => {
+            Some(prefetched) if prefetched.is(claims) && fresh => {
                 self.duplicates = 0;
                 failpoint!("after_begin");
-                Claimed::Fresh
+                vec![Claimed::Fresh]
             }
             prefetched => {
                 if prefetched.is_some() || (self.open.is_some() && !fresh) {
                     // It is too old, or has claimed a message that this worker doesn't get any more.
                     self.rollback().await.map_err(own_statement)?;
                 }
-                self.begin_and_claim(claim).await?
+                self.begin_and_claim(claims).await?
             }
         };
-        if claim.is_some() {
+        if !claims.is_empty() {
             failpoint!("after_claim");
         }
         Ok(claimed)

@@ -2,7 +2,7 @@
 
 use sqlx::{Row, SqliteConnection};
 
-use crate::store::{Claim, Claimed, Fingerprint};
+use crate::store::{Claim, Claimed, Fingerprint, claim::ClaimSet};
 
 /// Inserts the inbox row, or returns the fingerprint of the one that exists.
 pub(super) async fn insert(conn: &mut SqliteConnection, claim: &Claim<'_>) -> sqlx::Result<Claimed> {
@@ -24,4 +24,15 @@ pub(super) async fn insert(conn: &mut SqliteConnection, claim: &Claim<'_>) -> sq
         .fetch_one(conn)
         .await?;
     Ok(Claimed::Duplicate(Fingerprint::from_i64(row.try_get(0)?)))
+}
+
+/// Claims a set, one by one: there is no round trip to save.
+pub(super) async fn insert_all(conn: &mut SqliteConnection, claims: &[Claim<'_>]) -> sqlx::Result<Vec<Claimed>> {
+    let mut set = ClaimSet::new(claims);
+    let mut answers = Vec::with_capacity(claims.len());
+    for claim in set.open() {
+        answers.push(Some(insert(conn, claim).await?));
+    }
+    set.answer(answers);
+    Ok(set.into_answers())
 }

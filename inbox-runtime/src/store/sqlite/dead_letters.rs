@@ -63,6 +63,9 @@ const LIST: &str = "
     WHERE id > $1 AND ($2 IS NULL OR consumer_group = $2)
     ORDER BY id LIMIT $3";
 
+/// `$1` is a group or null.
+const COUNT: &str = "SELECT count(*) FROM inbox_dead_letters WHERE $1 IS NULL OR consumer_group = $1";
+
 const DELETE: &str = "
     DELETE FROM inbox_dead_letters WHERE id = $1
     RETURNING consumer_group, handler, position, message_id, fingerprint";
@@ -78,6 +81,10 @@ const REQUEST_REPLAY: &str = "
         replay_taken = replay_taken AND coalesce(replay_at > CAST(unixepoch('subsec') * 1000 AS INTEGER), FALSE)
     WHERE id = $1
     RETURNING consumer_group, handler, position, message_id, fingerprint, replay_taken";
+
+const FIND_DUE_GROUPS: &str = "
+    SELECT DISTINCT consumer_group FROM inbox_dead_letters
+    WHERE replay_at <= CAST(unixepoch('subsec') * 1000 AS INTEGER)";
 
 const FIND_DUE: &str = "
     SELECT id FROM inbox_dead_letters
@@ -200,6 +207,19 @@ impl DeadLetterStore for SqliteStore {
         })
     }
 
+    fn count_dead_letters<'a>(&'a self, group: Option<&'a str>) -> BoxFuture<'a, Result<u64, StoreError>> {
+        Box::pin(async move {
+            let mut conn = self.acquire().await?;
+            let count: i64 = sqlx::query_scalar(COUNT)
+                .persistent(false)
+                .bind(group.map(|group| CHARSET.storable(group)))
+                .fetch_one(&mut *conn)
+                .await
+                .map_err(own_statement)?;
+            Ok(count.unsigned_abs())
+        })
+    }
+
     fn delete_dead_letter(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>> {
         Box::pin(async move {
             let mut tx = self.begin_write().await?;
@@ -236,6 +256,17 @@ impl DeadLetterStore for SqliteStore {
             }
             tx.commit().await?;
             Ok(Some((key.group, key.handler)))
+        })
+    }
+
+    fn groups_with_due_replays(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+        Box::pin(async move {
+            let mut conn = self.acquire().await?;
+            sqlx::query_scalar(FIND_DUE_GROUPS)
+                .persistent(false)
+                .fetch_all(&mut *conn)
+                .await
+                .map_err(own_statement)
         })
     }
 

@@ -20,7 +20,7 @@ const NOTADB: u32 = 26;
 
 /// What the error of a handler's statement means.
 pub(super) fn handler_fault(fault: &DatabaseFault) -> FaultClass {
-    let Some(code) = fault.code() else {
+    let DatabaseFault::Answer { code, text } = fault else {
         return FaultClass::Suspect;
     };
     match code.parse::<u32>().map(primary) {
@@ -28,9 +28,16 @@ pub(super) fn handler_fault(fault: &DatabaseFault) -> FaultClass {
         Ok(BUSY | LOCKED | NOMEM | READONLY | IOERR | CORRUPT | FULL | CANTOPEN | PROTOCOL | NOTADB) => {
             FaultClass::Suspect
         }
-        _ if fault.is_deployment() => FaultClass::Deployment,
+        _ if is_missing(code, text) => FaultClass::Deployment,
         _ => FaultClass::Handler,
     }
+}
+
+/// Whether an answer says that a table, a column or a function doesn't exist. There is one code for every statement that can't
+/// be prepared.
+pub(in crate::store) fn is_missing(code: &str, text: &str) -> bool {
+    let missing = ["no such table", "no such column", "no such function"];
+    code == "1" && (missing.iter().any(|start| text.starts_with(start)) || text.contains("has no column named"))
 }
 
 /// The error of one of our own statements. A lock is never about one message, since it is one of the whole file.

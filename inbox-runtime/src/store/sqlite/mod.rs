@@ -15,5 +15,6 @@ mod pool;
 mod session;
 mod settings;
 
+pub(super) use errors::is_missing;
 pub use pool::SqliteStore;
 pub use session::SqliteSession;

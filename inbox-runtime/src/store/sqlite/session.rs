@@ -183,17 +183,17 @@ impl Session for SqliteSession {
         Ok(())
     }
 
-    async fn begin(&mut self, claim: Option<&Claim<'_>>) -> Result<Claimed, StoreError> {
+    async fn begin(&mut self, claims: &[Claim<'_>]) -> Result<Vec<Claimed>, StoreError> {
         let open = self.open().await?;
         failpoint!("after_begin");
-        let Some(claim) = claim else {
-            return Ok(Claimed::Fresh);
+        let conn = &mut open.writer.conn;
+        let answers = match claims {
+            [] => return Ok(Vec::new()),
+            [claim] => vec![claim::insert(conn, claim).await.map_err(own_statement)?],
+            claims => claim::insert_all(conn, claims).await.map_err(own_statement)?,
         };
-        let claimed = claim::insert(&mut open.writer.conn, claim)
-            .await
-            .map_err(own_statement)?;
         failpoint!("after_claim");
-        Ok(claimed)
+        Ok(answers)
     }
 
     fn conn(&mut self) -> &mut SqliteConnection {

@@ -1,0 +1,13 @@
+//! What a running inbox does beside handling messages: services, each a task that is started with the consumers and is told to
+//! stop when the drain begins.
+//!
+//! What must go on through the drain is no service: keeping leases alive and sampling gauges (`consumer`), serving health
+//! (`http`).
+
+mod replayer;
+mod service;
+mod upkeep;
+
+pub(crate) use replayer::Replayer;
+pub(crate) use service::Services;
+pub(crate) use upkeep::Upkeep;
