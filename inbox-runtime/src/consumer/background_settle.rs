@@ -1,4 +1,4 @@
-//! Settles a worker's delivery in the background while it goes on to the next one.
+//! Settles a worker's deliveries in the background while it goes on to the next ones.
 
 use std::{panic::resume_unwind, sync::Arc};
 
@@ -12,11 +12,15 @@ use crate::{
     store::Store,
 };
 
-/// Settles the deliveries of one worker: one in the background at most, so that the number of unsettled ones is bounded.
+/// How many deliveries of a worker are settled in the background at a time, so that the number of unsettled ones is bounded. A
+/// broker that confirms acknowledgements together confirms so many with one answer.
+const MAX_UNSETTLED: usize = 8;
+
+/// Settles the deliveries of one worker.
 pub(super) struct BackgroundSettler<S: Store> {
     pipeline: Arc<Pipeline<S>>,
     now: CancellationToken,
-    last: JoinSet<()>,
+    unsettled: JoinSet<()>,
 }
 
 impl<S: Store> BackgroundSettler<S> {
@@ -25,7 +29,7 @@ impl<S: Store> BackgroundSettler<S> {
         Self {
             pipeline,
             now,
-            last: JoinSet::new(),
+            unsettled: JoinSet::new(),
         }
     }
 
@@ -39,25 +43,37 @@ impl<S: Store> BackgroundSettler<S> {
         settle(self.pipeline.clone(), self.now.clone(), job, lease, disposition)
     }
 
-    /// Begins to settle a delivery, and waits until the one before it is settled.
+    /// Begins to settle a delivery, and waits while too many are unsettled. Panics if settling panicked.
     pub(super) async fn begin(&mut self, job: Job, lease: LeaseGuard, disposition: Disposition) {
         let mut settle = Box::pin(self.settle(job, lease, disposition));
         // Most brokers settle at once.
         let is_settled = poll!(&mut settle).is_ready();
-        self.wait_settled().await;
-        if !is_settled {
-            self.last.spawn(settle);
+        while let Some(ended) = self.unsettled.try_join_next() {
+            resume(ended);
         }
+        if is_settled {
+            return;
+        }
+        while self.unsettled.len() >= MAX_UNSETTLED {
+            if let Some(ended) = self.unsettled.join_next().await {
+                resume(ended);
+            }
+        }
+        self.unsettled.spawn(settle);
     }
 
     /// Waits until everything is settled. Panics if settling panicked.
     pub(super) async fn wait_settled(&mut self) {
-        while let Some(ended) = self.last.join_next().await {
-            // It is cancelled only with this.
-            if let Err(panic) = ended.map_err(JoinError::into_panic) {
-                resume_unwind(panic);
-            }
+        while let Some(ended) = self.unsettled.join_next().await {
+            resume(ended);
         }
+    }
+}
+
+/// The task is cancelled only with the settler, so it has ended or panicked.
+fn resume(ended: Result<(), JoinError>) {
+    if let Err(panic) = ended.map_err(JoinError::into_panic) {
+        resume_unwind(panic);
     }
 }
 

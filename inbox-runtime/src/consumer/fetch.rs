@@ -2,9 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
-use super::queue::{QueueSender, Queued};
+use super::{
+    queue::{QueueSender, Queued},
+    slots::Slots,
+};
 use crate::{
     broker::{BrokerError, DynSource},
     error_chain::text,
@@ -15,20 +18,18 @@ use crate::{
 /// How long one pull waits for a message.
 const PULL_WAIT: Duration = Duration::from_secs(5);
 
-/// Pulls as many messages as there are free slots, at least half as many as there are workers, until the broker's client ends.
+/// Pulls as many messages as there are free slots, until the broker's client ends.
 pub(super) async fn fetch<S: Store>(
     pipeline: &Pipeline<S>,
     source: &mut DynSource,
-    slots: &Arc<Semaphore>,
+    slots: &mut Slots,
     queue: &QueueSender,
 ) -> BrokerError {
     let status = &pipeline.status;
-    // Half as many as there are workers: with fewer slots free every worker has a message, and others wait.
-    let batch = (pipeline.meta.concurrency / 2).max(1);
     let mut failures = 0;
     loop {
         status.availability.wait_available().await;
-        let free = free_slots(slots, batch).await;
+        let free = slots.take_free().await;
         let pulled = source.pull(free.len(), PULL_WAIT).await;
         status.leases.set_ack_wait(source.ack_wait());
         match pulled {
@@ -38,10 +39,12 @@ pub(super) async fn fetch<S: Store>(
                 }
                 status.progress.record_progress();
                 failures = 0;
+                let pulled = deliveries.len();
                 for ((delivery, lease), slot) in deliveries.into_iter().zip(free) {
                     let job = Job::new(delivery, lease);
                     queue.push(Queued::new(&status.leases, job, Some(slot)));
                 }
+                slots.pulled(pulled);
             }
             Err(error) => {
                 drop(free);
@@ -54,13 +57,6 @@ pub(super) async fn fetch<S: Store>(
             }
         }
     }
-}
-
-/// Waits until so many slots are free and takes all that are. Under load a pull of one or two messages costs as much as one of
-/// many.
-async fn free_slots(slots: &Arc<Semaphore>, batch: u32) -> Vec<OwnedSemaphorePermit> {
-    drop(slots.acquire_many(batch).await);
-    std::iter::from_fn(|| slots.clone().try_acquire_owned().ok()).collect()
 }
 
 /// Shows in health why nothing can be pulled. It is logged once, not at each try; the end of the client is the inbox's error.
@@ -101,23 +97,4 @@ pub(super) async fn fetch_replays<S: Store>(pipeline: &Pipeline<S>, queue: &Queu
 pub(super) fn pause(failures: u32) -> Duration {
     let half = OUTAGE_BACKOFF.bound(failures) / 2;
     half + half.mul_f64(fastrand::f64())
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::poll;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_pull_takes_all_free_slots_and_waits_for_a_batch_of_them() {
-        let slots = Arc::new(Semaphore::new(8));
-        let mut taken = free_slots(&slots, 3).await;
-        assert_eq!(taken.len(), 8, "nothing is in flight");
-        taken.truncate(6);
-        let mut next = std::pin::pin!(free_slots(&slots, 3));
-        assert!(poll!(&mut next).is_pending(), "two are no batch");
-        taken.truncate(4);
-        assert_eq!(next.await.len(), 4, "the whole batch and what is free besides");
-    }
 }

@@ -13,6 +13,7 @@ mod prefetch;
 mod queue;
 mod replay;
 mod run;
+mod slots;
 mod stop;
 mod worker;
 

@@ -3,11 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
-use tokio::{sync::Semaphore, task::JoinSet};
+use tokio::task::JoinSet;
 
 use super::{
     fetch::{fetch, fetch_replays},
     queue::queue,
+    slots::Slots,
     stop::{RELEASE_WAIT, Stop},
     worker::work,
 };
@@ -87,8 +88,7 @@ impl<S: Store> Runner for Pipeline<S> {
 
 async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: Stop) -> Result<(), Error> {
     let concurrency = pipeline.meta.concurrency.max(1) as usize;
-    // For each worker one message besides the one that it handles, so that there is one to prefetch.
-    let slots = Arc::new(Semaphore::new(concurrency * 2));
+    let mut slots = Slots::new(pipeline.meta.concurrency);
     let (sender, queue) = queue();
 
     // They end with this future: if it is dropped nobody else stops them.
@@ -103,7 +103,7 @@ async fn run<S: Store>(pipeline: Arc<Pipeline<S>>, mut source: DynSource, stop: 
         let mut result = tokio::select! {
             biased;
             () = stop.drain.cancelled() => Ok(()),
-            error = fetch(&pipeline, &mut source, &slots, &sender) => Err(error.into()),
+            error = fetch(&pipeline, &mut source, &mut slots, &sender) => Err(error.into()),
             () = fetch_replays(&pipeline, &sender) => unreachable!("fetch_replays never returns"),
             // Before the queue is closed a worker ends by a panic only.
             Some(ended) = workers.join_next() => ended.map_err(Error::from),
