@@ -95,7 +95,7 @@ async fn the_propagator_of_the_program_names_the_parent() {
     for (id, headers) in [
         ("twice", &[traceparent, traceparent][..]),
         ("not-utf8", &[("traceparent", &b"\xff"[..])]),
-        ("not-w3c", &[("traceparent", &b"00-abc-def-01"[..])]),
+        ("not-w3c", &[("traceparent", &b"00-these-are-no-digits-01"[..])]),
         ("no-header", &[]),
     ] {
         assert_eq!(traced.parent(id, headers).await, SpanId::INVALID, "{id}");

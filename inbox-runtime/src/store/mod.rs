@@ -122,7 +122,8 @@ pub trait Session: Send + Sized {
     fn probe(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Opens a transaction and inserts the inbox rows of `claims`, if there are any, as its first statement. Returns an answer for
-    /// each claim, in their order; the second copy of an id in `claims` is a duplicate of the first. An error is about the
+    /// each claim, in their order; the second copy of an id in `claims` is a duplicate of the first. Where all are
+    /// duplicates nothing is written, and [`discard`](Self::discard) ends the transaction. An error is about the
     /// transaction, not about one claim: [`StoreError::Locked`] when any of the rows is another transaction's for longer than
     /// `lock_wait`.
     fn begin(&mut self, claims: &[Claim<'_>]) -> impl Future<Output = Result<Vec<Claimed>, StoreError>> + Send;
