@@ -131,7 +131,7 @@ mod tests {
     use crate::health::HandlerHealth;
 
     #[test]
-    fn g78_health_as_json_has_seconds_to_the_millisecond_and_no_unknown_lag() {
+    fn health_as_json_has_seconds_to_the_millisecond_and_no_unknown_lag() {
         let handler = |lag, next_retry| HandlerHealth {
             handler: "shop::billing",
             group: "billing",

@@ -145,7 +145,7 @@ impl<'a> ClaimSet<'a> {
     }
 }
 
-#[cfg(all(test, any(feature = "postgres", feature = "sqlite")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

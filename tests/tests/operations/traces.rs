@@ -85,7 +85,7 @@ async fn a_trace_that_cannot_be_read_is_ignored<B: TestBroker, D: TestDatabase>(
     let message = Order::new("o1")
         .to("order.created")
         .id(id.clone())
-        .header("traceparent", "00-abc-def-01");
+        .header("traceparent", "00-these-are-no-digits-01");
     world.broker.publish(message).await;
     let mut inbox = world.inbox(&["billing"]).await;
     assert_eq!(next(&mut inbox).await, Outcome::Processed);
