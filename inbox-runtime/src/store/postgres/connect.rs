@@ -14,8 +14,8 @@ use crate::{error_chain::text_of, store::ConnectError};
 /// How long a server may take to answer a first connection.
 pub(super) const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
-/// How often two connections are asked which server process serves them.
-const ROUNDS: usize = 4;
+/// How often two connections are asked in every order which server process serves them.
+const ROUNDS: usize = 3;
 
 impl PostgresStore {
     /// Connects beside the pool, which would retry for its whole `acquire_timeout` and wouldn't tell the cause.
@@ -54,10 +54,11 @@ impl PostgresStore {
 async fn is_pooled(one: &mut PgConnection, options: &PgConnectOptions) -> bool {
     let ask = async {
         let mut two = options.connect().await?;
-        let (mut first_of_one, mut pooled) = (None, false);
+        let (mut one, mut other) = (Backend::of(one).await?, Backend::of(&mut two).await?);
+        let mut pooled = one.pid == other.pid;
         for _ in 0..ROUNDS {
-            let (pid_of_one, pid_of_two) = (backend_pid(one).await?, backend_pid(&mut two).await?);
-            pooled |= pid_of_one == pid_of_two || *first_of_one.get_or_insert(pid_of_one) != pid_of_one;
+            pooled = pooled || other.changes().await? || one.changes().await? || one.changes_with(&mut other).await?;
+            std::mem::swap(&mut one, &mut other);
         }
         two.close().await?;
         Ok::<_, sqlx::Error>(pooled)
@@ -75,8 +76,36 @@ async fn is_pooled(one: &mut PgConnection, options: &PgConnectOptions) -> bool {
     }
 }
 
-async fn backend_pid(conn: &mut PgConnection) -> sqlx::Result<i32> {
-    query_first(conn, "SELECT pg_backend_pid()".to_owned())
+/// The server process that has served a connection first.
+struct Backend<'c> {
+    conn: &'c mut PgConnection,
+    pid: i32,
+}
+
+impl<'c> Backend<'c> {
+    async fn of(conn: &'c mut PgConnection) -> sqlx::Result<Self> {
+        let pid = backend_pid(conn, "").await?;
+        Ok(Self { conn, pid })
+    }
+
+    /// Whether it is another one by now: a pooler that gives its connections in turn has gone on by one.
+    async fn changes(&mut self) -> sqlx::Result<bool> {
+        Ok(backend_pid(self.conn, "").await? != self.pid)
+    }
+
+    /// Whether one of the two is another one by now: a pooler that gives the connection that was used last gives this one's
+    /// when its transaction has ended.
+    async fn changes_with(&mut self, other: &mut Self) -> sqlx::Result<bool> {
+        let begun = backend_pid(self.conn, "BEGIN READ ONLY; ").await? != self.pid;
+        let meanwhile = other.changes().await?;
+        let ended = backend_pid(self.conn, "COMMIT; ").await? != self.pid;
+        Ok(begun || meanwhile || ended || other.changes().await?)
+    }
+}
+
+/// The process that serves a connection now, after a statement.
+async fn backend_pid(conn: &mut PgConnection, before: &str) -> sqlx::Result<i32> {
+    query_first(conn, format!("{before}SELECT pg_backend_pid()"))
         .await?
         .try_get(0)
 }
