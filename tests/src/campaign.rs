@@ -1,10 +1,21 @@
-//! A campaign of kills: worker processes share the messages of a group while they and their server are killed.
+//! A campaign of kills: worker processes share the messages of a group while they and their server are killed. And a publisher for
+//! those in which messages come all the while.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use inbox_runtime::{Broker, BrokerError};
+use tokio::task::JoinHandle;
 
 use crate::{
     broker::{Settled, TestBroker},
     database::TestDatabase,
+    probe::Order,
     process::{Ended, Mode, Signal, WorkerCommand, long},
     world::World,
 };
@@ -81,4 +92,55 @@ async fn left<B: TestBroker, D: TestDatabase>(world: &World<B, D>, count: u32) -
         Some(Settled { waiting, unacked }) => waiting + unacked,
         None => u64::from(count),
     }
+}
+
+/// A publisher of `order.created` that runs beside a campaign: `m0`, `m1` and so on, one every 20 ms.
+#[derive(Debug)]
+pub struct Publisher {
+    stop: Arc<AtomicBool>,
+    task: JoinHandle<Published>,
+}
+
+/// What a publisher came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Published {
+    /// How many messages the broker has confirmed.
+    pub messages: i64,
+    /// How often it took one not now.
+    pub not_now: u32,
+}
+
+impl Publisher {
+    /// Starts it. A message that isn't confirmed is published again with its id.
+    pub fn start(broker: impl Broker) -> Self {
+        let stop = Arc::default();
+        let task = tokio::spawn(publish_until(broker, Arc::clone(&stop)));
+        Self { stop, task }
+    }
+
+    /// Stops it.
+    ///
+    /// # Panics
+    ///
+    /// When a message was refused for good, which no outage and no election must do.
+    pub async fn stop(self) -> Published {
+        self.stop.store(true, Ordering::SeqCst);
+        self.task.await.expect("no message was refused")
+    }
+}
+
+async fn publish_until(broker: impl Broker, stop: Arc<AtomicBool>) -> Published {
+    let mut published = Published::default();
+    while !stop.load(Ordering::SeqCst) {
+        let message = Order::new("o")
+            .to("order.created")
+            .id(format!("m{}", published.messages));
+        match broker.publish(message).await {
+            Ok(_) => published.messages += 1,
+            Err(BrokerError::NotNow { .. } | BrokerError::Unavailable { .. }) => published.not_now += 1,
+            Err(error) => panic!("{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    published
 }

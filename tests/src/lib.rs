@@ -24,7 +24,7 @@ pub use broker::KafkaCluster;
 pub use broker::{EmbeddedFile, EmbeddedMemory, Settled, TestBroker};
 #[cfg(feature = "nats")]
 pub use broker::{JetStream, NatsJetStream};
-pub use campaign::KillCampaign;
+pub use campaign::{KillCampaign, Published, Publisher};
 #[cfg(feature = "postgres")]
 pub use database::{PostgresDatabase, pool};
 pub use database::{SqliteFile, TestConnection, TestDatabase};

@@ -37,13 +37,10 @@ impl Slots {
     pub(super) fn new(concurrency: u32) -> Self {
         let concurrency = concurrency.max(1);
         Self {
-            permits: Arc::new(Semaphore::new((concurrency * 2 + MAX_EXTRA) as usize)),
+            permits: Arc::new(Semaphore::new(total(concurrency) as usize)),
             concurrency,
             rate: 0.0,
-            taken: Taken {
-                at: Instant::now(),
-                in_use: 0,
-            },
+            taken: Taken::now(0),
         }
     }
 
@@ -53,10 +50,10 @@ impl Slots {
     ///
     /// Dropped, it has taken none.
     pub(super) async fn take_free(&mut self) -> Vec<OwnedSemaphorePermit> {
-        let held = self.concurrency * 2 + self.extra();
-        let withheld = self.total() - held;
+        let extra = self.extra();
+        let withheld = MAX_EXTRA - extra;
         // With half of what is beside the workers' own every worker has a message, and others wait.
-        let batch = ((held - self.concurrency) / 2).max(1);
+        let batch = ((self.concurrency + extra) / 2).max(1);
         drop(self.permits.acquire_many(withheld + batch).await);
         self.measure();
         let free = self.free().saturating_sub(withheld);
@@ -69,15 +66,12 @@ impl Slots {
     /// So many messages were pulled: the time until they are handled tells how quick the handlers are.
     pub(super) fn pulled(&mut self, messages: usize) {
         if messages > 0 {
-            self.taken = Taken {
-                at: Instant::now(),
-                in_use: self.total() - self.free(),
-            };
+            self.taken = Taken::now(self.in_use());
         }
     }
 
-    fn total(&self) -> u32 {
-        self.concurrency * 2 + MAX_EXTRA
+    fn in_use(&self) -> u32 {
+        total(self.concurrency) - self.free()
     }
 
     fn free(&self) -> u32 {
@@ -97,17 +91,25 @@ impl Slots {
     }
 
     fn measure(&mut self) {
-        let in_use = self.total() - self.free();
+        let in_use = self.in_use();
         let handled = self.taken.in_use.saturating_sub(in_use);
         let seconds = self.taken.at.elapsed().as_secs_f64();
         if handled > 0 && seconds > 0.0 {
             self.rate += (f64::from(handled) / seconds - self.rate) * WEIGHT;
-            self.taken = Taken {
-                at: Instant::now(),
-                in_use,
-            };
+            self.taken = Taken::now(in_use);
         }
     }
+}
+
+impl Taken {
+    fn now(in_use: u32) -> Self {
+        let at = Instant::now();
+        Self { at, in_use }
+    }
+}
+
+const fn total(concurrency: u32) -> u32 {
+    concurrency * 2 + MAX_EXTRA
 }
 
 #[cfg(test)]
