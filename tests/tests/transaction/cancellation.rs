@@ -172,12 +172,13 @@ async fn g03_dead_letters_dropped_at_each_poll<D: TestDatabase>() {
     }
     let first = world.letters("billing").await[0].id;
     let letters = world.dead_letters();
-    for what in ["list", "get", "replay", "discard"] {
+    for what in ["list", "count", "get", "replay", "discard"] {
         let mut done = false;
         for polls in 1..=MOST {
             let call = async {
                 match what {
                     "list" => letters.list(DeadLetterQuery::default()).await.map(drop),
+                    "count" => letters.count(None).await.map(drop),
                     "get" => letters.get(first).await.map(drop),
                     "replay" => letters.replay(first).await.map(drop),
                     _ => letters.discard(first).await.map(drop),
