@@ -29,6 +29,7 @@ use std::{fmt, sync::Arc};
 use crate::{
     dead_letters::DeadLetters,
     error::Error,
+    outbox::OutboxAdmin,
     store::{
         ConnectError, Records, StoreSettings,
         drivers::{StoreDriver, drivers},
@@ -91,6 +92,12 @@ impl Database {
     #[must_use]
     pub fn dead_letters(&self) -> DeadLetters {
         DeadLetters::new(self.records.clone())
+    }
+
+    /// Its outbox: what waits, and what the broker has refused, to be replayed and discarded.
+    #[must_use]
+    pub fn outbox(&self) -> OutboxAdmin {
+        OutboxAdmin::new(self.records.clone())
     }
 }
 

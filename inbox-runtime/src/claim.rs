@@ -4,7 +4,7 @@ use inbox_rules::subject_rules;
 
 use crate::{
     error::Error,
-    identity,
+    message_id as ids,
     store::{Claim, ClaimError, Claimed, Connect, Fingerprint, InboxConnection, IntoStore, MigrateMode, Store},
 };
 
@@ -47,7 +47,7 @@ use crate::{
 /// ```
 pub async fn claim<C: InboxConnection>(conn: &mut C, group: &str, message_id: &str) -> Result<Claimed, ClaimError> {
     subject_rules::check_group(group).map_err(ClaimError::Invalid)?;
-    identity::check(message_id).map_err(|rejection| ClaimError::Invalid(rejection.to_string()))?;
+    ids::check(message_id).map_err(ClaimError::Invalid)?;
     if message_id.trim().is_empty() {
         return Err(ClaimError::Invalid("the message's id is blank".to_owned()));
     }

@@ -91,6 +91,8 @@ pub struct Message {
     pub key: Option<Bytes>,
     /// Its body; `None` is a null payload, which is something else than an empty one.
     pub payload: Option<Bytes>,
+    /// The type of the body, if it is known: the outbox adds it to the headers.
+    pub(crate) content_type: Option<&'static str>,
 }
 
 impl Message {
@@ -102,6 +104,7 @@ impl Message {
             headers: Headers::new(),
             key: None,
             payload: Some(payload.into()),
+            content_type: None,
         }
     }
 
@@ -113,6 +116,7 @@ impl Message {
             headers: Headers::new(),
             key: None,
             payload: None,
+            content_type: None,
         }
     }
 
@@ -122,7 +126,10 @@ impl Message {
     ///
     /// When `value` can't be written as JSON (a map with keys that are no strings, for one).
     pub fn json(subject: impl Into<String>, value: &impl serde::Serialize) -> Result<Self, serde_json::Error> {
-        Ok(Self::new(subject, serde_json::to_vec(value)?))
+        Ok(Self {
+            content_type: Some("application/json"),
+            ..Self::new(subject, serde_json::to_vec(value)?)
+        })
     }
 
     /// Sets the header `message_id`, by which the inbox deduplicates the message.

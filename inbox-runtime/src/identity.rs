@@ -4,10 +4,8 @@ use crate::{
     delivery::{Delivery, Headers},
     extract::Rejection,
     handler::IdSource,
+    message_id,
 };
-
-/// The longest id, in bytes.
-pub(crate) const MAX_ID: usize = 512;
 
 /// The headers that carry an id by convention, in the order in which they are asked.
 const HEADERS: [&str; 6] = ["message_id", "event_id", "Nats-Msg-Id", "ce-id", "ce_id", "message-id"];
@@ -33,7 +31,7 @@ pub(crate) fn of(delivery: &Delivery, source: IdSource) -> Result<Identity, Reje
     };
     let positional = named.is_none();
     let id = named.unwrap_or_else(|| delivery.position.clone());
-    check(&id)?;
+    message_id::check(&id).map_err(Rejection::new)?;
     Ok(Identity { id, positional })
 }
 
@@ -94,25 +92,10 @@ fn json(delivery: &Delivery, pointer: &str) -> Result<String, Rejection> {
     }
 }
 
-/// Every id must be storable as it is, in every database.
-pub(crate) fn check(id: &str) -> Result<(), Rejection> {
-    if id.len() > MAX_ID {
-        return Err(Rejection::new(format!(
-            "the message's id is {} bytes long; at most {MAX_ID} are allowed",
-            id.len()
-        )));
-    }
-    if id.contains('\0') {
-        return Err(Rejection::new(
-            "the message's id contains a NUL character, which databases can't store",
-        ));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message_id::MAX_ID;
 
     fn delivery(headers: &[(&str, &str)]) -> Delivery {
         let mut delivery = Delivery::new("order.created", "stream:7");

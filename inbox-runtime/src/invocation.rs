@@ -1,9 +1,10 @@
 //! One call of a handler: its arguments are decoded, and it waits for its transaction.
 
-use std::{fmt, future::Future, pin::Pin};
+use std::{fmt, future::Future, mem, pin::Pin};
 
 use crate::{
     contain::dispose,
+    extract::Collector,
     outcome::{Handled, HandlerError, IntoOutcome},
     store::Store,
 };
@@ -11,18 +12,13 @@ use crate::{
 /// The future of a running handler.
 pub type HandlerFuture<'t> = Pin<Box<dyn Future<Output = Result<Handled, HandlerError>> + Send + 't>>;
 
-/// What a handler has collected by the time that it returns, through arguments that share it, for the runtime to write into its
-/// transaction. There are no such arguments yet.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Collected {}
-
 type Call<C> = Box<dyn for<'t> FnOnce(&'t mut C) -> HandlerFuture<'t> + Send>;
 
 /// One call of a handler, with its arguments, waiting for the transaction.
 pub struct Invocation<S: Store> {
     /// `None` when it is running.
     call: Option<Call<S::Conn>>,
-    collected: Collected,
+    collector: Collector,
 }
 
 impl<S: Store> Invocation<S> {
@@ -34,13 +30,19 @@ impl<S: Store> Invocation<S> {
     {
         Self {
             call: Some(Box::new(call)),
-            collected: Collected::default(),
+            collector: Collector::new(),
         }
     }
 
+    /// With what its arguments collect.
+    pub(crate) fn collecting(mut self, collector: Collector) -> Self {
+        self.collector = collector;
+        self
+    }
+
     /// Where its arguments collect; complete when the handler has returned.
-    pub(crate) fn collected(&self) -> Collected {
-        self.collected.clone()
+    pub(crate) fn take_collector(&mut self) -> Collector {
+        mem::take(&mut self.collector)
     }
 
     /// Runs the handler inside a transaction that is open on `conn`.

@@ -97,7 +97,13 @@ pub mod http;
 mod identity;
 mod inbox;
 mod invocation;
+mod message_id;
+mod outbox;
+mod outbox_mode;
+mod outbox_wake;
+mod outbox_watch;
 mod outcome;
+mod outgoing;
 mod pipeline;
 mod registry;
 mod services;
@@ -132,7 +138,9 @@ pub mod prelude {
 
     #[cfg(feature = "macros")]
     pub use crate::inbox_handler;
-    pub use crate::{Bytes, Handled, HandlerError, Header, HeaderName, Headers, Json, Meta, State, sqlx};
+    pub use crate::{
+        Bytes, Handled, HandlerError, Header, HeaderName, Headers, Json, Message, Meta, Outbox, State, sqlx,
+    };
 }
 
 pub use bytes::Bytes;
@@ -174,16 +182,19 @@ pub use dead_letters::{DeadLetterQuery, DeadLetters, dead_letters};
 pub use delivery::{Delivery, Headers, Message};
 pub use error::{BlockedHandlers, Error, StartErrors};
 pub use extract::{
-    DeliveryContext, Envelope, FromDelivery, Header, HeaderName, Json, Meta, MetaBuilder, Rejection, State, States,
-    VersionedEnvelope,
+    DeliveryContext, Envelope, FromDelivery, Header, HeaderName, Json, Meta, MetaBuilder, Outbox, Rejection, State,
+    States, VersionedEnvelope,
 };
 pub use handler::{AckStrategy, HandlerMeta, IdSource, StartPosition};
 pub use health::{HandlerHealth, Health, HealthHandle};
 pub use inbox::{Inbox, InboxBuilder, InboxHandle};
+pub use outbox::{OutboxAdmin, cancel, outbox, publish};
+pub use outbox_mode::OutboxMode;
 pub use outcome::{Handled, HandlerError, IntoOutcome, Outcome};
+pub use outgoing::OutboxMessage;
 pub use store::{
     ClaimError, Claimed, ConnectError, DeadLetter, DeadLetterReason, DeadLetterStatus, Fingerprint, InboxConnection,
-    IntoStore, MigrateError, MigrateMode, StoreError, StoreSettings,
+    IntoStore, MigrateError, MigrateMode, ParkedMessage, PublishError, StoreError, StoreSettings,
 };
 
 /// Runs every handler that is linked into the program, until SIGTERM or SIGINT.
@@ -247,7 +258,7 @@ pub mod __private {
     pub use inventory::submit;
 
     pub use crate::{
-        extract::{Arg, DeliveryContext, Rejection, arg},
+        extract::{Arg, DeliveryContext, Rejection, arg, arg_without_tx},
         handler::{AckStrategy, HandlerMeta, IdSource, StartPosition},
         invocation::{Invocation, outcome, run},
         registry::{Decode, Registration},

@@ -117,6 +117,22 @@ pub trait TestDatabase: Clone + Send + Sync + 'static {
     /// Rolls it back.
     async fn rollback(tx: Self::Tx);
 
+    /// A statement after which every delayed message of the outbox is due, in the order in which it was written.
+    const HURRY: &'static str;
+
+    /// Runs that on a connection without a transaction.
+    async fn without_tx<T>(&self, run: impl AsyncFnOnce(&mut Self::Conn) -> T) -> T;
+
+    /// Runs that in a nested transaction, which is then committed or rolled back.
+    async fn in_savepoint<E: std::fmt::Debug>(
+        tx: &mut Self::Tx,
+        run: impl AsyncFnOnce(&mut Self::Conn) -> Result<(), E>,
+        commit: bool,
+    );
+
+    /// The number that a query gives in that transaction.
+    fn number_in(tx: &mut Self::Tx, sql: &str) -> impl Future<Output = i64> + Send;
+
     /// The number that a query gives.
     fn number(&self, sql: &str) -> impl Future<Output = i64> + Send;
 
@@ -230,6 +246,7 @@ impl TestDatabase for SqliteFile {
     type Lock = SqliteConnection;
 
     const HANDLERS: &'static str = "sqlite";
+    const HURRY: &'static str = "UPDATE inbox_outbox_later SET due_at = 0";
     const SLOW: &'static str = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 6000000) \
                                 SELECT count(*) FROM n";
 
@@ -269,6 +286,30 @@ impl TestDatabase for SqliteFile {
 
     async fn rollback(tx: Self::Tx) {
         tx.rollback().await.expect("rolled back");
+    }
+
+    async fn without_tx<T>(&self, run: impl AsyncFnOnce(&mut Self::Conn) -> T) -> T {
+        let mut conn = self.pool.acquire().await.expect("a connection");
+        run(&mut conn).await
+    }
+
+    async fn in_savepoint<E: std::fmt::Debug>(
+        tx: &mut Self::Tx,
+        run: impl AsyncFnOnce(&mut Self::Conn) -> Result<(), E>,
+        commit: bool,
+    ) {
+        let mut nested = tx.begin().await.expect("a savepoint");
+        run(&mut nested).await.expect("it works");
+        if commit {
+            nested.commit().await.expect("kept");
+        } else {
+            nested.rollback().await.expect("undone");
+        }
+    }
+
+    async fn number_in(tx: &mut Self::Tx, sql: &str) -> i64 {
+        let number = sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&mut **tx);
+        number.await.expect(sql)
     }
 
     async fn number(&self, sql: &str) -> i64 {

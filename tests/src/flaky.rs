@@ -20,6 +20,9 @@ type Watcher = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send +
 /// What is done to a delivery before anybody gets it.
 type Alter = Arc<dyn Fn(&mut Delivery) + Send + Sync>;
 
+/// What is answered to a message that is published, in place of the broker.
+type Answer = Arc<dyn Fn(&Message) -> Option<BrokerError> + Send + Sync>;
+
 /// Wraps a broker; drops acknowledgements when told to.
 #[derive(Clone, Debug)]
 pub struct Flaky<B> {
@@ -36,6 +39,8 @@ struct Faults {
     watcher: Mutex<Option<Watcher>>,
     status: Mutex<Option<SourceStatus>>,
     alter: Mutex<Option<Alter>>,
+    answer: Mutex<Option<Answer>>,
+    published: Mutex<Vec<Message>>,
 }
 
 impl Faults {
@@ -128,6 +133,17 @@ impl<B> Flaky<B> {
         *self.faults.alter.lock() = Some(Arc::new(alter));
     }
 
+    /// Messages that are published are answered so, and don't reach the broker, where that has an answer.
+    pub fn answer(&self, answer: impl Fn(&Message) -> Option<BrokerError> + Send + Sync + 'static) {
+        *self.faults.answer.lock() = Some(Arc::new(answer));
+    }
+
+    /// Every message that was published through this and reached the broker, in order.
+    #[must_use]
+    pub fn published(&self) -> Vec<Message> {
+        self.faults.published.lock().clone()
+    }
+
     /// What the sources that are opened from now on say about themselves.
     pub fn say(&self, status: SourceStatus) {
         *self.faults.status.lock() = Some(status);
@@ -170,7 +186,13 @@ impl<B: Broker> Broker for Flaky<B> {
     }
 
     async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
-        self.inner.publish(message).await
+        let answer = self.faults.answer.lock().clone();
+        if let Some(error) = answer.and_then(|answer| answer(&message)) {
+            return Err(error);
+        }
+        let published = self.inner.publish(message.clone()).await?;
+        self.faults.published.lock().push(message);
+        Ok(published)
     }
 
     fn file(&self) -> Option<std::path::PathBuf> {

@@ -40,7 +40,7 @@ pub(crate) fn expand(args: &Args, handler: &Handler) -> TokenStream {
         .inputs
         .iter()
         .enumerate()
-        .filter_map(|(index, input)| argument(index, input));
+        .filter_map(|(index, input)| argument(index, input, transaction(handler).is_some()));
     let decode = decode(handler);
     let meta = meta(args, handler);
     let checks = extracted(handler).map(constant);
@@ -91,12 +91,17 @@ fn variable(index: usize) -> proc_macro2::Ident {
 }
 
 /// The two functions of one argument's type, in the one call that carries its bound: a wrong type is one error.
-fn argument(index: usize, input: &Input) -> Option<TokenStream> {
+fn argument(index: usize, input: &Input, in_transaction: bool) -> Option<TokenStream> {
     let Input::Extracted(ty) = input else {
         return None;
     };
     let name = constant(index);
-    Some(quote_spanned!(at(ty.span())=> const #name: __inbox::Arg<#ty> = __inbox::arg::<#ty>();))
+    let arg = if in_transaction {
+        quote!(arg)
+    } else {
+        quote!(arg_without_tx)
+    };
+    Some(quote_spanned!(at(ty.span())=> const #name: __inbox::Arg<#ty> = __inbox::#arg::<#ty>();))
 }
 
 /// The function that makes the arguments and leaves only the transaction open.

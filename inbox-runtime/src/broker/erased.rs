@@ -29,12 +29,16 @@ impl DynBroker {
     }
 
     /// Publishes a message; returns when the broker has it for good.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for messages that the runtime itself publishes")
-    )]
     pub(crate) async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
         self.0.publish(message).await
+    }
+
+    pub(crate) async fn publish_all(&self, messages: Vec<Message>) -> Vec<Result<Published, BrokerError>> {
+        let mut all = Vec::new();
+        for message in messages {
+            all.push(self.publish(message).await);
+        }
+        all
     }
 
     pub(crate) fn file(&self) -> Option<PathBuf> {

@@ -29,7 +29,7 @@ mod value;
 mod values;
 
 use environment::Variables;
-pub(crate) use overlay::{ACK_WAIT, Layer, Settings};
+pub(crate) use overlay::{ACK_WAIT, Layer, OutboxLimits, Settings};
 pub use setting::{Kind, Setting};
 pub(crate) use settings::prefix;
 pub use settings::reference;

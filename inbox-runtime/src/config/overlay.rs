@@ -4,12 +4,26 @@
 use std::{net::SocketAddr, time::Duration};
 
 use super::value::{Given, Secret};
-use crate::store::{MigrateMode, StoreSettings};
+use crate::{
+    outbox_mode::OutboxMode,
+    store::{MigrateMode, StoreSettings},
+};
 
 /// How long a delivery stays leased without a sign of life, unless something else is set.
 pub(crate) const ACK_WAIT: Duration = Duration::from_secs(30);
 const STALL_AFTER: Duration = Duration::from_mins(1);
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25);
+const OUTBOX_MAX_AGE: Duration = Duration::from_hours(1);
+const OUTBOX_MAX_PENDING: u64 = 1_000_000;
+
+/// When an outbox is degraded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OutboxLimits {
+    /// How old its oldest message may be.
+    pub(crate) max_age: Duration,
+    /// How many messages may wait before handlers that publish stop to pull.
+    pub(crate) max_pending: u64,
+}
 
 macro_rules! layer {
     ($($field:ident: $type:ty,)*) => {
@@ -42,6 +56,9 @@ layer! {
     pool_size: u32,
     transaction_pooler: bool,
     shutdown_timeout: Duration,
+    outbox: OutboxMode,
+    outbox_max_age: Duration,
+    outbox_max_pending: u64,
     http_addr: Given<SocketAddr>,
 }
 
@@ -56,6 +73,8 @@ pub(crate) struct Settings {
     pub(crate) ack_wait: Duration,
     pub(crate) stall_after: Duration,
     pub(crate) shutdown_timeout: Duration,
+    pub(crate) outbox: OutboxMode,
+    pub(crate) outbox_limits: OutboxLimits,
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "refused without the feature"))]
     pub(crate) http_addr: Option<Given<SocketAddr>>,
     pub(crate) store: StoreSettings,
@@ -73,6 +92,11 @@ impl Layer {
             ack_wait: self.ack_wait.unwrap_or(ACK_WAIT),
             stall_after: self.stall_after.unwrap_or(STALL_AFTER),
             shutdown_timeout: self.shutdown_timeout.unwrap_or(SHUTDOWN_TIMEOUT),
+            outbox: self.outbox.unwrap_or_default(),
+            outbox_limits: OutboxLimits {
+                max_age: self.outbox_max_age.unwrap_or(OUTBOX_MAX_AGE),
+                max_pending: self.outbox_max_pending.unwrap_or(OUTBOX_MAX_PENDING),
+            },
             http_addr: self.http_addr,
             store: StoreSettings {
                 lock_wait: self.lock_wait.unwrap_or(store.lock_wait),

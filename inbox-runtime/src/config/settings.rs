@@ -9,7 +9,7 @@ use super::{
     value::{Given, Secret},
     values::{Config, DATABASE_URL},
 };
-use crate::store::MigrateMode;
+use crate::{outbox_mode::OutboxMode, store::MigrateMode};
 
 /// Takes a value, which is neither empty nor padded; the error says what to write instead.
 type Set = fn(&mut Config, &str, &str) -> Result<(), String>;
@@ -43,7 +43,7 @@ const fn row(
 
 /// Every setting of the whole program that has one value.
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 15] = [
+pub(super) const ROWS: [Row; 18] = [
     row(DATABASE_URL, "database_url", Kind::Url, None, "\"sqlite://app.db\"",
         "the database of the handlers, of whatever kind its scheme names",
         |config, value, place| database_url(config, DATABASE_URL, value, place)),
@@ -110,6 +110,29 @@ pub(super) const ROWS: [Row; 15] = [
     row("INBOX_SHUTDOWN_TIMEOUT", "shutdown_timeout", Kind::Duration, Some("25s"), "\"25s\"",
         "how long running handlers may take to finish when the program is told to stop",
         |config, value, _| duration(&mut config.settings.shutdown_timeout, value)),
+    row("INBOX_OUTBOX", "outbox", Kind::Text, Some("both"), "\"write\"",
+        "both: handlers publish, and the outbox is relayed to the broker; write: they publish, another program relays; relay: it is \
+         relayed, with or without handlers; off: neither",
+        |config, value, _| {
+            config.settings.outbox = Some(match value {
+                "both" => OutboxMode::Both,
+                "write" => OutboxMode::Write,
+                "relay" => OutboxMode::Relay,
+                "off" => OutboxMode::Off,
+                _ => return Err("write both, write, relay or off".to_owned()),
+            });
+            Ok(())
+        }),
+    row("INBOX_OUTBOX_MAX_AGE", "outbox_max_age", Kind::Duration, Some("1h"), "\"1h\"",
+        "how old the oldest message of the outbox may be before health has a warning that nobody relays it",
+        |config, value, _| duration(&mut config.settings.outbox_max_age, value)),
+    row("INBOX_OUTBOX_MAX_PENDING", "outbox_max_pending", Kind::Number, Some("1000000"), "100000",
+        "how many messages may wait in the outbox, from 1, before handlers that publish take no further messages",
+        |config, value, _| {
+            let max = value.parse().ok().filter(|max| *max > 0);
+            config.settings.outbox_max_pending = Some(max.ok_or("write a number from 1 on")?);
+            Ok(())
+        }),
     row("INBOX_HTTP_ADDR", "http_addr", Kind::Text, None, "\"0.0.0.0:8080\"",
         "where health and metrics are served (feature `http`); nowhere if unset",
         |config, value, place| {

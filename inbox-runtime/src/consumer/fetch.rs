@@ -18,6 +18,9 @@ use crate::{
 /// How long one pull waits for a message.
 const PULL_WAIT: Duration = Duration::from_secs(5);
 
+/// How often a handler that waits for room in its outbox shows that it is alive.
+const OUTBOX_WAIT: Duration = Duration::from_secs(1);
+
 /// Pulls as many messages as there are free slots, until the broker's client ends.
 pub(super) async fn fetch<S: Store>(
     pipeline: &Pipeline<S>,
@@ -29,6 +32,7 @@ pub(super) async fn fetch<S: Store>(
     let mut failures = 0;
     loop {
         status.availability.wait_available().await;
+        wait_for_outbox(pipeline).await;
         let free = slots.take_free().await;
         let pulled = source.pull(free.len(), PULL_WAIT).await;
         status.leases.set_ack_wait(source.ack_wait());
@@ -56,6 +60,16 @@ pub(super) async fn fetch<S: Store>(
                 tokio::time::sleep(pause(failures)).await;
             }
         }
+    }
+}
+
+/// Waits while the outbox that the handler publishes to is full, which is among the warnings: a broker that is down must not fill the
+/// disk of the database.
+async fn wait_for_outbox<S: Store>(pipeline: &Pipeline<S>) {
+    let Some(outbox) = &pipeline.outbox else { return };
+    while outbox.is_full() {
+        pipeline.status.progress.record_progress();
+        outbox.wait_for_room(OUTBOX_WAIT).await;
     }
 }
 

@@ -19,10 +19,13 @@ use crate::{
 mod envelope;
 mod header;
 mod meta;
+mod outbox;
 
 pub use envelope::{Envelope, VersionedEnvelope};
 pub use header::{Header, HeaderName};
 pub use meta::{Meta, MetaBuilder};
+pub(crate) use outbox::Collector;
+pub use outbox::Outbox;
 
 /// An argument that is made from the delivery. Implement it for your own types.
 ///
@@ -45,10 +48,14 @@ pub use meta::{Meta, MetaBuilder};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a handler argument",
     label = "not made from a delivery",
-    note = "a handler takes `Json<T>`, `Option<Json<T>>`, `Bytes`, `State<S>`, `Meta`, `Header<H>`, `Result<_, Rejection>` of these, and types that implement `FromDelivery`",
+    note = "a handler takes `Json<T>`, `Option<Json<T>>`, `Bytes`, `State<S>`, `Meta`, `Header<H>`, `Outbox`, `Result<_, Rejection>` of these, and types that implement `FromDelivery`",
     note = "the transaction is taken as `&mut SqliteConnection` or `&mut PgConnection`"
 )]
 pub trait FromDelivery: Sized + Send + 'static {
+    /// Whether it collects messages for the outbox, which only a handler with a transaction can take. A type that contains an
+    /// [`Outbox`] says so by `const PUBLISHES: bool = true`.
+    const PUBLISHES: bool = false;
+
     /// Makes the argument.
     ///
     /// # Errors
@@ -74,6 +81,14 @@ pub struct DeliveryContext<'a> {
     delivery: &'a Delivery,
     meta: &'a Meta,
     states: &'a States,
+    collector: Collect<'a>,
+}
+
+/// Where an [`Outbox`] collects: with the others of its call, or by itself in the test of an extractor.
+#[derive(Debug)]
+enum Collect<'a> {
+    Call(&'a Collector),
+    Alone(Collector),
 }
 
 impl<'a> DeliveryContext<'a> {
@@ -91,7 +106,34 @@ impl<'a> DeliveryContext<'a> {
     /// ```
     #[must_use]
     pub const fn new(delivery: &'a Delivery, meta: &'a Meta, states: &'a States) -> Self {
-        Self { delivery, meta, states }
+        Self {
+            delivery,
+            meta,
+            states,
+            collector: Collect::Alone(Collector::new()),
+        }
+    }
+
+    /// The context of a call whose arguments collect there.
+    pub(crate) const fn of_call(
+        delivery: &'a Delivery,
+        meta: &'a Meta,
+        states: &'a States,
+        collector: &'a Collector,
+    ) -> Self {
+        Self {
+            delivery,
+            meta,
+            states,
+            collector: Collect::Call(collector),
+        }
+    }
+
+    const fn collector(&self) -> &Collector {
+        match &self.collector {
+            Collect::Call(collector) => collector,
+            Collect::Alone(collector) => collector,
+        }
     }
 
     /// The delivery as the broker handed it over.
@@ -301,6 +343,8 @@ fn missing_state<S>() -> String {
 
 /// Lets the handler decide what to do with a message that its extractor rejects.
 impl<T: FromDelivery> FromDelivery for Result<T, Rejection> {
+    const PUBLISHES: bool = T::PUBLISHES;
+
     fn from_delivery(context: &DeliveryContext<'_>) -> Result<Self, Rejection> {
         Ok(T::from_delivery(context))
     }
@@ -310,8 +354,14 @@ impl<T: FromDelivery> FromDelivery for Result<T, Rejection> {
     }
 }
 
-/// A check of one argument at the start of the program; the error says what is missing.
-pub type ArgCheck = fn(&States) -> Result<(), String>;
+/// What the start of the program asks of one argument.
+#[derive(Clone, Copy, Debug)]
+pub struct ArgCheck {
+    /// Checks that it can be made; the error says what is missing.
+    pub(crate) check: fn(&States) -> Result<(), String>,
+    /// Whether it collects messages for the outbox.
+    pub(crate) publishes: bool,
+}
 
 /// The two functions of an argument's type, without its bound.
 #[derive(Debug)]
@@ -327,6 +377,23 @@ pub struct Arg<T> {
 pub const fn arg<T: FromDelivery>() -> Arg<T> {
     Arg {
         decode: T::from_delivery,
-        check: T::check,
+        check: ArgCheck {
+            check: T::check,
+            publishes: T::PUBLISHES,
+        },
     }
+}
+
+/// As [`arg`], of a handler without a transaction.
+///
+/// # Panics
+///
+/// When the program is compiled, if the argument needs one.
+#[must_use]
+pub const fn arg_without_tx<T: FromDelivery>() -> Arg<T> {
+    assert!(
+        !T::PUBLISHES,
+        "a handler that takes `Outbox` publishes in its transaction: let it take that too, as in `tx: &mut PgConnection`"
+    );
+    arg::<T>()
 }

@@ -43,11 +43,15 @@ pub enum Point {
     BeforeAck,
     /// The broker has the acknowledgement.
     AfterAck,
+    /// Messages of the outbox are sent and confirmed; their rows are still there.
+    OutboxAfterSend,
+    /// The rows of messages that were sent are deleted.
+    OutboxAfterDelete,
 }
 
 impl Point {
     /// Every point that is the runtime's own.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::BeforeAttempt,
         Self::AfterAttempt,
         Self::AfterDecode,
@@ -59,6 +63,8 @@ impl Point {
         Self::InDeadLetter,
         Self::BeforeAck,
         Self::AfterAck,
+        Self::OutboxAfterSend,
+        Self::OutboxAfterDelete,
     ];
 
     /// The point's name, in snake case; that of a place in a handler is its own.
@@ -84,6 +90,8 @@ impl Point {
             Self::InDeadLetter => "in_dead_letter",
             Self::BeforeAck => "before_ack",
             Self::AfterAck => "after_ack",
+            Self::OutboxAfterSend => "outbox_after_send",
+            Self::OutboxAfterDelete => "outbox_after_delete",
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::{
     extract::States,
     handler::HandlerMeta,
     health::{HealthHandle, LifecycleGuard},
+    outbox_mode::OutboxMode,
     store::{IntoStore, MigrateMode, Records, Store, StoreSettings, drivers::ErasedStore},
 };
 
@@ -200,6 +201,27 @@ impl InboxBuilder {
     #[cfg(all(feature = "metrics", feature = "http"))]
     pub fn prometheus(mut self) -> Self {
         self.prometheus = true;
+        self
+    }
+
+    /// Says which part of the outbox the program takes, as `INBOX_OUTBOX` does (default: [`OutboxMode::Both`]).
+    pub fn outbox(mut self, mode: OutboxMode) -> Self {
+        self.settings.outbox = Some(mode);
+        self
+    }
+
+    /// Sets how old the oldest message of the outbox may be before health has a warning that nobody relays it, as
+    /// `INBOX_OUTBOX_MAX_AGE` does (default 1 hour).
+    pub fn outbox_max_age(mut self, max_age: Duration) -> Self {
+        self.settings.outbox_max_age = Some(max_age);
+        self
+    }
+
+    /// Sets how many messages may wait in the outbox before handlers that publish take no further messages, as
+    /// `INBOX_OUTBOX_MAX_PENDING` does (default 1,000,000): a broker that is down must not fill the disk of the database.
+    /// They are counted every five seconds.
+    pub fn outbox_max_pending(mut self, max_pending: u64) -> Self {
+        self.settings.outbox_max_pending = Some(max_pending);
         self
     }
 

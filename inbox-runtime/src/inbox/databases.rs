@@ -4,10 +4,11 @@ use std::{any::TypeId, sync::Arc};
 
 use super::{InboxBuilder, plan::Planned};
 use crate::{
-    config::{Config, DATABASE_URL, Given, Secret},
+    config::{Config, DATABASE_URL, Given, Secret, Settings},
     error_chain::text,
     handler::HandlerMeta,
     inbox::startup_checks,
+    outbox_mode::OutboxMode,
     store::{
         Records, StoreSettings,
         detached::Detached,
@@ -35,13 +36,13 @@ pub(super) fn databases(
     builder: &mut InboxBuilder,
     config: &Config,
     drivers: Vec<Box<dyn StoreDriver>>,
-    settings: StoreSettings,
+    settings: &Settings,
     handlers: &[Planned],
     problems: &mut Vec<String>,
 ) -> Vec<Database> {
     let mut databases = Vec::new();
-    for (kind, origin) in origins(builder, config, drivers, handlers, problems) {
-        let Some(database) = open(&*kind, origin, settings)
+    for (kind, origin) in origins(builder, config, drivers, settings.outbox, handlers, problems) {
+        let Some(database) = open(&*kind, origin, settings.store)
             .map_err(|problem| problems.push(problem))
             .ok()
         else {
@@ -58,7 +59,7 @@ pub(super) fn databases(
         databases.push(database);
     }
     if let Some(records) = builder.dead_letters.take() {
-        databases.push(detached(records(settings), "`.dead_letters(…)`".to_owned()));
+        databases.push(detached(records(settings.store), "`.dead_letters(…)`".to_owned()));
     } else if let [only] = &databases[..] {
         databases.push(detached(only.records.clone(), only.label.clone()));
     }
@@ -70,6 +71,7 @@ fn origins(
     builder: &mut InboxBuilder,
     config: &Config,
     drivers: Vec<Box<dyn StoreDriver>>,
+    outbox: OutboxMode,
     handlers: &[Planned],
     problems: &mut Vec<String>,
 ) -> Vec<(Box<dyn StoreDriver>, Origin)> {
@@ -86,10 +88,19 @@ fn origins(
         match (given, url, wanted) {
             (Some(index), _, _) => found.push((kind, Origin::Given(builder.stores.remove(index).1))),
             (None, Some(url), Some(_)) => found.push((kind, Origin::Url(url))),
-            (None, Some(url), None) if needs_records => found.push((kind, Origin::Url(url))),
+            (None, Some(url), None) if needs_records || outbox == OutboxMode::Relay => {
+                found.push((kind, Origin::Url(url)))
+            }
             (None, None, Some(meta)) => problems.push(no_database(&*kind, meta, config, &schemes)),
             (None, _, None) => {}
         }
+    }
+    if found.is_empty() && outbox == OutboxMode::Relay && problems.is_empty() {
+        problems.push(
+            "there is no database whose outbox could be relayed; set DATABASE_URL (for example sqlite://app.db), or add \
+             `.store(pool)`"
+                .to_owned(),
+        );
     }
     if needs_records && builder.dead_letters.is_none() && found.len() != 1 && problems.is_empty() {
         problems.push(if found.is_empty() {

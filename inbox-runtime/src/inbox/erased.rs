@@ -11,6 +11,7 @@ use crate::{
     counters::Counters,
     extract::{ArgCheck, States},
     handler::HandlerMeta,
+    outbox_watch::OutboxWatch,
     pipeline::{
         Availability, LeaseKeeper, PendingRefunds, Pipeline, PipelineStatus, ProgressTracker, Running, SoloGate,
         Strikes,
@@ -43,12 +44,16 @@ pub(crate) trait ErasedRegistration: Send + Sync {
     /// What its arguments lack.
     fn missing(&self, states: &States) -> Vec<String>;
 
-    /// Its pipeline, which works by `meta` and keeps its records in `records`; `None` if `store` is another kind of store.
+    /// Whether it takes an `Outbox`.
+    fn publishes(&self) -> bool;
+
+    /// Its pipeline, which works by `meta`, keeps its records in `records` and publishes to `outbox`; `None` if `store` is another kind of store.
     fn pipeline(
         &self,
         meta: &HandlerMeta,
         store: &ErasedStore,
         records: &Arc<dyn Records>,
+        outbox: &Arc<OutboxWatch>,
         shared: &Shared,
     ) -> Option<(Arc<dyn Runner>, PipelineStatus)>;
 }
@@ -79,10 +84,14 @@ impl<S: Store> ErasedRegistration for &'static Registration<S> {
 
     fn missing(&self, states: &States) -> Vec<String> {
         let run = |check: &ArgCheck| {
-            let checked = contain(|| check(states));
+            let checked = contain(|| (check.check)(states));
             checked.unwrap_or_else(|panic| Err(format!("the check of an argument panicked: {panic}")))
         };
         self.checks.iter().filter_map(|check| run(check).err()).collect()
+    }
+
+    fn publishes(&self) -> bool {
+        self.checks.iter().any(|check| check.publishes)
     }
 
     fn pipeline(
@@ -90,6 +99,7 @@ impl<S: Store> ErasedRegistration for &'static Registration<S> {
         meta: &HandlerMeta,
         store: &ErasedStore,
         records: &Arc<dyn Records>,
+        outbox: &Arc<OutboxWatch>,
         shared: &Shared,
     ) -> Option<(Arc<dyn Runner>, PipelineStatus)> {
         let store = store.downcast_ref::<S>()?.clone();
@@ -117,6 +127,7 @@ impl<S: Store> ErasedRegistration for &'static Registration<S> {
             stopped: shared.stopped.clone(),
             gate: shared.gate.clone(),
             instruments,
+            outbox: self.publishes().then(|| outbox.clone()),
         };
         Some((Arc::new(pipeline), status))
     }

@@ -9,6 +9,7 @@ use crate::{
     counters::{Counters, Report},
     error::Error,
     health::{Health, HealthHandle},
+    outbox_wake,
 };
 
 /// An inbox that runs in the background. Dropped, the inbox goes on.
@@ -27,6 +28,12 @@ impl InboxHandle {
     /// with [`join`](Self::join).
     pub fn stop(&self) {
         self.stop.drain.cancel();
+    }
+
+    /// Tells the relay that a transaction in which the program has [published](crate::publish) is committed. Without that it is
+    /// seen at the next look, within 600 ms. What handlers publish is seen at once.
+    pub fn wake_outbox(&self) {
+        outbox_wake::wake();
     }
 
     /// Waits until the inbox has stopped: at most the shutdown timeout and a few seconds after [`stop`](Self::stop), if

@@ -28,7 +28,7 @@ use crate::{
     health::{HealthHandle, LifecycleGuard},
     outcome::Outcome,
     pipeline::Job,
-    services::Services,
+    services::{Relay, Services},
 };
 use left_behind::Handlers;
 use nudge::Nudge;
@@ -40,6 +40,8 @@ const REPLAY_INTERVAL: Duration = Duration::from_millis(500);
 pub struct Inbox {
     runners: Vec<HandlerRunner>,
     services: Services,
+    /// For [`process_one`](Self::process_one) and its like, under which no service runs.
+    relays: Vec<Arc<Relay>>,
     descriptions: Vec<String>,
     counters: Arc<Counters>,
     stop: Stop,
@@ -227,6 +229,10 @@ impl Inbox {
 
     /// Handles a message that is ready, of whichever handler has one.
     async fn process_ready(&mut self, wait: Duration) -> Result<Option<Outcome>, Error> {
+        // What was published before is a message that may be ready.
+        for relay in &self.relays {
+            relay.flush().await;
+        }
         for offset in 0..self.runners.len() {
             let index = (self.next + offset) % self.runners.len();
             let handler = &mut self.runners[index];

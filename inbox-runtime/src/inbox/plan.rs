@@ -56,11 +56,12 @@ pub(super) fn plan(builder: &mut InboxBuilder) -> Result<Plan, StartErrors> {
             &one.meta,
             &one.subject,
             transactional,
+            settings.outbox,
             &builder.states,
             &mut problems,
         );
     }
-    let databases = databases(builder, &config, drivers, settings.store, &handlers, &mut problems);
+    let databases = databases(builder, &config, drivers, &settings, &handlers, &mut problems);
     let broker = broker(builder, &config, &settings, &mut problems);
     if let Some(broker) = &broker {
         problems.extend(
@@ -150,7 +151,7 @@ fn handlers(
             groups.as_ref().is_none_or(group) && builder.select.iter().all(|select| select(&one.meta))
         })
         .collect();
-    startup_checks::found(all.len(), selected.len(), problems);
+    startup_checks::found(all.len(), selected.len(), settings.outbox, problems);
     selected
 }
 

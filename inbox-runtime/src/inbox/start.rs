@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{
     backoff::Backoff,
-    broker::{BrokerError, DynSource},
+    broker::{BrokerError, DynBroker, DynSource},
+    config::OutboxLimits,
     consumer::Stop,
     counters::Counters,
     error::Error,
@@ -20,8 +21,10 @@ use crate::{
     handler::StartPosition,
     health::{HandlerStatus, HealthHandle, LifecycleGuard},
     inbox::erased::Shared,
+    outbox_mode::OutboxMode,
+    outbox_watch::OutboxWatch,
     pipeline::SoloGate,
-    services::{Replayer, Services, Upkeep},
+    services::{OutboxMonitor, Relay, Replayer, Services, Upkeep},
     store::{ConnectError, MigrateError, MigrateMode, StoreError, detached::Detached},
     warnings::Warnings,
 };
@@ -131,6 +134,7 @@ impl Starting {
         Ok(Inbox {
             runners: prepared.runners,
             services: prepared.services,
+            relays: prepared.relays,
             descriptions: prepared.descriptions,
             counters: self.shared.counters,
             life: self.life,
@@ -150,6 +154,7 @@ impl Starting {
 struct Prepared {
     runners: Vec<HandlerRunner>,
     services: Services,
+    relays: Vec<Arc<Relay>>,
     watched: Vec<HandlerStatus>,
     descriptions: Vec<String>,
     shutdown_timeout: Duration,
@@ -169,15 +174,20 @@ async fn prepare(plan: Plan, shared: &Shared, life: &LifecycleGuard) -> Result<P
     }
     let sources = plan.broker.subscribe(subscriptions).await?;
     check_sources(plan.handlers.len(), sources.len(), &descriptions[0])?;
+    let outboxes = outboxes(&plan.databases, plan.settings.outbox_limits, &shared.warnings);
     let (runners, watched) = runners(
         plan.handlers,
         sources,
         &plan.databases,
+        &outboxes,
         shared,
         plan.settings.stall_after,
     );
+    let mut services = services(&runners, &plan.databases, shared);
+    let relays = relays(plan.settings.outbox, &outboxes, &plan.broker, shared, &mut services);
     Ok(Prepared {
-        services: services(&runners, &plan.databases, shared),
+        services,
+        relays,
         runners,
         watched,
         descriptions,
@@ -300,14 +310,18 @@ fn runners(
     handlers: Vec<Planned>,
     sources: Vec<DynSource>,
     databases: &[Database],
+    outboxes: &[Outbox<'_>],
     shared: &Shared,
     stall_after: Duration,
 ) -> (Vec<HandlerRunner>, Vec<HandlerStatus>) {
     let (mut runners, mut watched) = (Vec::new(), Vec::new());
     for (Planned { entry, meta, subject }, source) in handlers.into_iter().zip(sources) {
-        let pipeline = databases
-            .iter()
-            .find_map(|database| entry.pipeline(&meta, &database.store, &database.records, shared));
+        let pipeline = databases.iter().find_map(|database| {
+            let outbox = outboxes
+                .iter()
+                .find(|outbox| Arc::ptr_eq(&outbox.database.records, &database.records))?;
+            entry.pipeline(&meta, &database.store, &database.records, &outbox.watch, shared)
+        });
         let Some((runner, status)) = pipeline else {
             // The plan has a database for every entry.
             continue;
@@ -330,6 +344,51 @@ fn runners(
         runners.push(HandlerRunner { meta, runner, source });
     }
     (runners, watched)
+}
+
+/// The outbox of one database.
+struct Outbox<'a> {
+    database: &'a Database,
+    watch: Arc<OutboxWatch>,
+}
+
+/// The outbox of each database.
+fn outboxes<'a>(databases: &'a [Database], limits: OutboxLimits, warnings: &Warnings) -> Vec<Outbox<'a>> {
+    let outbox = |database: &'a Database| Outbox {
+        database,
+        watch: OutboxWatch::new(database.label.clone(), limits, warnings.clone()),
+    };
+    distinct(databases).map(outbox).collect()
+}
+
+/// Adds what relays and watches the outboxes. Returns the relays, for an inbox that is driven message by message.
+fn relays(
+    mode: OutboxMode,
+    outboxes: &[Outbox<'_>],
+    broker: &DynBroker,
+    shared: &Shared,
+    services: &mut Services,
+) -> Vec<Arc<Relay>> {
+    let mut relays = Vec::new();
+    if mode == OutboxMode::Off {
+        return relays;
+    }
+    for Outbox { database, watch } in outboxes {
+        let (label, records) = (&database.label, &database.records);
+        let monitor = OutboxMonitor::new(label.clone(), records.clone(), watch.clone(), mode.relays());
+        services.add(monitor, &shared.warnings);
+        if mode.relays() {
+            let relay = Arc::new(Relay::new(
+                label.clone(),
+                records.clone(),
+                broker.clone(),
+                watch.clone(),
+            ));
+            services.add(relay.clone(), &shared.warnings);
+            relays.push(relay);
+        }
+    }
+    relays
 }
 
 /// What runs beside the handlers: a replayer for each database that has dead letters of theirs, and the upkeep of the metrics.

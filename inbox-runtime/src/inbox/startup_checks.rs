@@ -9,6 +9,7 @@ use crate::{
     extract::States,
     handler::{AckStrategy, HandlerMeta},
     inbox::erased::ErasedRegistration,
+    outbox_mode::OutboxMode,
 };
 
 /// A handler as it is named in a problem.
@@ -16,12 +17,16 @@ fn handler(meta: &HandlerMeta) -> String {
     format!("handler `{}` ({})", meta.name, meta.place())
 }
 
-/// Checks that there is something to run.
-pub(crate) fn found(registered: usize, selected: usize, problems: &mut Vec<String>) {
+/// Checks that there is something to run: handlers, or an outbox to relay.
+pub(crate) fn found(registered: usize, selected: usize, outbox: OutboxMode, problems: &mut Vec<String>) {
+    if outbox == OutboxMode::Relay {
+        return;
+    }
     if registered == 0 {
         problems.push(
             "no handlers are registered; write a function with `#[inbox_handler(group = …, subject = …)]`, and name the \
-             crate that has it in this program, or it is not linked: `inbox_runtime::link!(my_handlers);`"
+             crate that has it in this program, or it is not linked: `inbox_runtime::link!(my_handlers);`; a program that only \
+             relays an outbox says so by INBOX_OUTBOX=relay"
                 .to_owned(),
         );
     } else if selected == 0 {
@@ -67,6 +72,7 @@ pub(crate) fn one(
     meta: &HandlerMeta,
     subject: &str,
     transactional: bool,
+    outbox: OutboxMode,
     states: &States,
     problems: &mut Vec<String>,
 ) {
@@ -82,6 +88,12 @@ pub(crate) fn one(
     found.extend(meta.stream.and_then(|stream| subject_rules::check_stream(stream).err()));
     if meta.ack == AckStrategy::ExactlyOnce && !transactional {
         found.push("exactly_once needs a transaction; take `&mut SqliteConnection`".to_owned());
+    }
+    if entry.publishes() && !outbox.has_handlers() {
+        found.push(format!(
+            "it takes an `Outbox`, but the program's outbox mode is `{}`; write `both` or `write` (INBOX_OUTBOX, or `.outbox(…)`)",
+            outbox.as_str()
+        ));
     }
     found.extend(entry.missing(states));
     problems.extend(found.into_iter().map(|problem| format!("{}: {problem}", handler(meta))));

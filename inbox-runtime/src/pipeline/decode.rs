@@ -6,7 +6,7 @@ use super::{job::Job, rejection::RejectionText, solo_gate::GatePass, state::Pipe
 use crate::{
     contain::contain,
     delivery::Delivery,
-    extract::{DeliveryContext, Meta},
+    extract::{Collector, DeliveryContext, Meta},
     handler::{AckStrategy, IdSource},
     identity,
     invocation::Invocation,
@@ -67,9 +67,14 @@ impl<S: Store> Pipeline<S> {
         id: &str,
     ) -> Result<Result<Invocation<S>, RejectionText>, HandlerError> {
         let meta = Meta::new(self.meta.group, id.to_owned(), delivery);
-        let context = DeliveryContext::new(delivery, &meta, &self.states);
-        contain(|| self.decode.decode(&context))
-            .map(|decoded| decoded.map_err(RejectionText::from))
+        let collector = Collector::new();
+        let context = DeliveryContext::of_call(delivery, &meta, &self.states, &collector);
+        let decoded = contain(|| self.decode.decode(&context));
+        decoded
+            .map(|decoded| match decoded {
+                Ok(invocation) => Ok(invocation.collecting(collector)),
+                Err(rejection) => Err(RejectionText::from(rejection)),
+            })
             .map_err(|panic| HandlerError::from(format!("an argument panicked: {panic}")))
     }
 

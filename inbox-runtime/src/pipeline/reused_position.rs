@@ -3,7 +3,7 @@
 use super::execution::Execution;
 use crate::{
     handler::IdSource,
-    identity,
+    message_id,
     store::{Fingerprint, Store},
 };
 
@@ -22,7 +22,7 @@ impl<S: Store> Execution<'_, S> {
             return false;
         }
         let id = format!("{position}~{:016x}", ours.to_i64());
-        if identity::check(&id).is_err() {
+        if message_id::check(&id).is_err() {
             return false;
         }
         tracing::warn!(

@@ -13,6 +13,7 @@ use crate::{
     counters::Counters,
     extract::States,
     handler::HandlerMeta,
+    outbox_watch::OutboxWatch,
     registry::Decode,
     store::{Records, Store},
     telemetry::{Instruments, OpenTransactions},
@@ -37,6 +38,8 @@ pub(crate) struct Pipeline<S: Store> {
     pub(crate) stopped: CancellationToken,
     pub(crate) gate: SoloGate,
     pub(crate) instruments: Instruments,
+    /// The outbox that it publishes to, if it does.
+    pub(crate) outbox: Option<Arc<OutboxWatch>>,
 }
 
 /// What a running pipeline shows of itself. Clones share it.

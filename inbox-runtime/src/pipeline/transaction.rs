@@ -4,10 +4,14 @@ use super::{disposition::TxOutcome, execution::Execution, lookahead::Lookahead};
 use crate::{
     contain::Contained,
     error_chain::text,
+    extract::Collector,
     failpoint::failpoint,
-    invocation::{Collected, Invocation},
+    invocation::Invocation,
+    outbox_wake,
     outcome::{Handled, HandlerError, RetryDecision},
-    store::{AbandonError, Claimed, FaultClass, FinishError, NextTx, Session, Store, StoreError, faults::classify},
+    outgoing::NewOutboxMessage,
+    store::{AbandonError, Claimed, FaultClass, FinishError, NextTx, Session, Store, faults::classify},
+    telemetry,
 };
 
 impl<S: Store> Execution<'_, S> {
@@ -15,7 +19,7 @@ impl<S: Store> Execution<'_, S> {
     pub(super) async fn transaction(
         &self,
         session: &mut Option<S::Session>,
-        invocation: Invocation<S>,
+        mut invocation: Invocation<S>,
         lookahead: &mut dyn Lookahead,
     ) -> TxOutcome {
         let mut live = match self.live(session.take()).await {
@@ -37,20 +41,16 @@ impl<S: Store> Execution<'_, S> {
         self.job.begin();
         let _open = S::TRANSACTIONAL.then(|| self.pipeline.status.open.begin());
         self.pipeline.instruments.attempt();
-        let collected = invocation.collected();
+        let collector = invocation.take_collector();
         let handled = self.handle(live.conn(), invocation).await;
         failpoint!("before_seal");
-        let completed = match handled {
-            Ok(handled) => before_seal(&mut live, &collected).await.map(|()| handled),
-            Err(error) => Err(error.into()),
-        };
+        let completed = handled.and_then(|handled| Ok((handled, outgoing(&collector)?)));
         let next = self.next_tx(completed.is_ok(), lookahead);
         // After a prefetch, which decodes the next message: that is code of the application, which may block its thread too.
         self.wait_if_stopped().await;
         let (outcome, is_usable) = match completed {
-            Ok(handled) => seal_and_commit(&mut live, handled, next).await,
-            Err(TxError::Handler(error)) => self.roll_back(&mut live, error).await,
-            Err(TxError::Runtime(error)) => (error.into(), live.abandon().await.is_ok()),
+            Ok((handled, outbox)) => seal_and_commit(&mut live, handled, &outbox, next).await,
+            Err(error) => self.roll_back(&mut live, error).await,
         };
         if is_usable {
             *session = Some(live);
@@ -128,43 +128,28 @@ impl<S: Store> Execution<'_, S> {
     }
 }
 
-/// Why a transaction can't be sealed.
-#[derive(Debug)]
-enum TxError {
-    /// The handler failed, or what it collected is its mistake.
-    Handler(HandlerError),
-    /// A statement of the runtime's failed.
-    Runtime(StoreError),
-}
-
-impl From<HandlerError> for TxError {
-    fn from(error: HandlerError) -> Self {
-        Self::Handler(error)
+/// What the handler has published, as it is written as the last statement of its transaction. The error is the handler's.
+fn outgoing(collector: &Collector) -> Result<Vec<NewOutboxMessage>, HandlerError> {
+    let mut messages = collector.take().map_err(HandlerError::from)?;
+    for outgoing in &mut messages {
+        telemetry::inject(&mut outgoing.message.headers);
     }
+    Ok(messages)
 }
 
-impl From<StoreError> for TxError {
-    fn from(error: StoreError) -> Self {
-        Self::Runtime(error)
-    }
-}
-
-/// The step between the handler and the seal: the transaction is open, and the handler's statements are all there. What the
-/// runtime adds to them of what the handler has collected is written here, and rolled back with them if it can't be.
-#[expect(
-    clippy::unused_async,
-    reason = "no handler collects anything yet, so there is nothing to write"
-)]
-async fn before_seal<S: Session>(_session: &mut S, collected: &Collected) -> Result<(), TxError> {
-    let Collected {} = collected;
-    Ok(())
-}
-
-/// Seals and commits. The flag says whether the session can be used again.
-async fn seal_and_commit<S: Session>(session: &mut S, handled: Handled, next: NextTx<'_>) -> (TxOutcome, bool) {
-    match session.finish(next).await {
+/// Writes what was published, seals and commits. The flag says whether the session can be used again.
+async fn seal_and_commit<S: Session>(
+    session: &mut S,
+    handled: Handled,
+    outbox: &[NewOutboxMessage],
+    next: NextTx<'_>,
+) -> (TxOutcome, bool) {
+    match session.finish(outbox, next).await {
         Ok(()) => {
             failpoint!("after_commit");
+            if !outbox.is_empty() {
+                outbox_wake::wake();
+            }
             (TxOutcome::Committed(handled), true)
         }
         Err(FinishError::Broken(how)) => (TxOutcome::TxBroken(how), false),

@@ -4,10 +4,15 @@
 //! What must go on through the drain is no service: keeping leases alive and sampling gauges (`consumer`), serving health
 //! (`http`).
 
+mod lanes;
+mod outbox_monitor;
+mod relay;
 mod replayer;
 mod service;
 mod upkeep;
 
+pub(crate) use outbox_monitor::OutboxMonitor;
+pub(crate) use relay::Relay;
 pub(crate) use replayer::Replayer;
 pub(crate) use service::Services;
 pub(crate) use upkeep::Upkeep;

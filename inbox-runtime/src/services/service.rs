@@ -1,6 +1,6 @@
 //! A service, and what runs it: started, contained, run again after a panic, stopped.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     task::JoinSet,
@@ -33,6 +33,16 @@ pub(crate) trait Service: Send + Sync + 'static {
     /// Works until `stop` is cancelled; a service that returns before has nothing to do. What fails in a way that waiting may mend
     /// is the service's own to repeat; a panic is logged, and after a back-off this is called again.
     fn run(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send;
+}
+
+impl<S: Service> Service for Arc<S> {
+    fn name(&self) -> String {
+        S::name(self)
+    }
+
+    fn run(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send {
+        S::run(self, stop)
+    }
 }
 
 /// Starts a service among the others.
@@ -103,10 +113,7 @@ async fn keep_running(service: &impl Service, stop: &CancellationToken, warnings
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    };
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    AbandonError, Claim, ClaimError, Claimed, Connect, ConnectError, FaultClass, FinishError, NextTx, Records, Session,
-    Store, StoreError, StoreSettings,
+    AbandonError, Claim, ClaimError, Claimed, Connect, ConnectError, FaultClass, FinishError, NewOutboxMessage, NextTx,
+    PublishError, Records, Session, Store, StoreError, StoreSettings,
 };
 use crate::outcome::DatabaseFault;
 
@@ -54,6 +54,14 @@ impl Store for Detached {
         Err(ClaimError::NoTransaction)
     }
 
+    async fn publish_on(_conn: &mut (), _message: &NewOutboxMessage) -> Result<(), PublishError> {
+        Err(PublishError::NoTransaction)
+    }
+
+    async fn cancel_on(_conn: &mut (), _message_id: &str) -> Result<u64, PublishError> {
+        Err(PublishError::NoTransaction)
+    }
+
     /// There is no transaction of ours that a code could be about.
     fn classify(&self, fault: &DatabaseFault) -> FaultClass {
         match fault {
@@ -82,7 +90,8 @@ impl Session for DetachedSession {
         &mut self.0
     }
 
-    async fn finish(&mut self, _next: NextTx<'_>) -> Result<(), FinishError> {
+    /// Its handlers can't publish: an `Outbox` is refused when they are compiled.
+    async fn finish(&mut self, _outbox: &[NewOutboxMessage], _next: NextTx<'_>) -> Result<(), FinishError> {
         Ok(())
     }
 

@@ -41,6 +41,21 @@ pub enum ClaimError {
     Database(#[from] sqlx::Error),
 }
 
+/// Why a message was not written into the outbox, or could not be cancelled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PublishError {
+    /// No broker would take the message; the text says why.
+    #[error("{0}")]
+    Invalid(String),
+    /// The connection has no open transaction, so the message would be published without the effects that it tells of.
+    #[error("there is no transaction; begin one, and publish in it")]
+    NoTransaction,
+    /// The database failed; what is open on the connection must be rolled back.
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
+}
+
 /// Why a transaction was not committed.
 #[derive(Debug)]
 pub enum FinishError {

@@ -7,7 +7,7 @@ use sqlx::{
 
 use super::{
     migrate::{MigrateError, MigrateMode},
-    schema::{ColumnKind, FoundTable, TABLES, TableSpec},
+    schema::{ColumnKind, FoundTable, TableSpec},
 };
 
 /// The table of applied migrations. In sqlx's default table our versions and those of the program would collide.
@@ -18,6 +18,9 @@ pub(crate) type Migrations = &'static [(&'static str, &'static str)];
 
 /// A connection as a reader of its database's catalog.
 pub(crate) trait Catalog: Send {
+    /// Every table of the inbox, as the last migration leaves it.
+    const TABLES: &'static [TableSpec];
+
     /// Whether a table of that name exists.
     fn table_exists(&mut self, table: &str) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
@@ -44,7 +47,7 @@ where
             .filter(|problem| matches!(problem, Problem::Missing(_)))
             .count();
         refuse(problems.into_iter().filter_map(Problem::about_table).collect())?;
-        if missing < TABLES.len() {
+        if missing < C::TABLES.len() {
             return Err(MigrateError::Shape(format!(
                 "there are tables of the inbox's names, but not `{BOOKKEEPING}`, by which the inbox knows those that it has \
                  made; take them as they are with INBOX_MIGRATE=check, or rename them"
@@ -131,7 +134,7 @@ const MAKE_THEM: &str = "start once with INBOX_MIGRATE=auto, or call `inbox_runt
 
 async fn problems<C: Catalog>(conn: &mut C, ours: bool) -> Result<Vec<Problem>, MigrateError> {
     let mut problems = Vec::new();
-    for table in TABLES {
+    for table in C::TABLES {
         let name = table.name;
         let Some(found) = conn.read_table(table).await.map_err(failed::<C>)? else {
             problems.push(Problem::Missing(name));

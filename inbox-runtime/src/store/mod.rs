@@ -1,7 +1,7 @@
 //! The database side: what the runtime asks of a database, for whoever adds one.
 //!
 //! A [`Store`] has [`Session`]s, which run the handlers' transactions; [`Connect`] is how it is named and configured. Beside the
-//! inbox itself it keeps [`Records`]: [attempts](AttemptStore) and [dead letters](DeadLetterStore), and answers for the
+//! inbox itself it keeps [`Records`]: [attempts](AttemptStore), [dead letters](DeadLetterStore) and the [outbox](OutboxStore), and answers for the
 //! [database as a whole](DatabaseAdmin).
 //!
 //! The traits are implemented for SQLite and PostgreSQL, as the [`StoreOf`] their connections. What an implementation must do
@@ -31,6 +31,7 @@ pub(crate) mod faults;
 mod migrate;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod migrations;
+mod outbox;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -43,14 +44,15 @@ pub(crate) mod sqlite;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod transaction;
 
-pub use crate::outcome::DatabaseFault;
+pub use crate::{outcome::DatabaseFault, outgoing::NewOutboxMessage};
 pub use attempts::AttemptStore;
 pub use claim::{Claim, Claimed, Fingerprint, NextTx};
 pub use connect::{Connect, ConnectError, StoreSettings};
 pub use database::DatabaseAdmin;
 pub use dead_letters::DeadLetterStore;
-pub use error::{AbandonError, ClaimError, FaultClass, FinishError, StoreError};
+pub use error::{AbandonError, ClaimError, FaultClass, FinishError, PublishError, StoreError};
 pub use migrate::{MigrateError, MigrateMode};
+pub use outbox::{LaneHead, LaneRequest, OutboxHeads, OutboxLane, OutboxRow, OutboxStore, ParkedMessage};
 pub use rows::{
     AttemptKey, AttemptLimit, BeginAttempt, DeadLetter, DeadLetterReason, DeadLetterStatus, NewDeadLetter, ReplayToken,
     Stranded,
@@ -105,6 +107,15 @@ pub trait Store: Connect {
     /// Inserts the inbox row on a connection with an open transaction that is not a session's.
     fn claim_on(conn: &mut Self::Conn, claim: &Claim<'_>) -> impl Future<Output = Result<Claimed, ClaimError>> + Send;
 
+    /// Writes a message into the outbox on a connection with an open transaction that is not a session's.
+    fn publish_on(
+        conn: &mut Self::Conn,
+        message: &NewOutboxMessage,
+    ) -> impl Future<Output = Result<(), PublishError>> + Send;
+
+    /// Deletes a message that waits for its time, on such a connection. Returns how many had that id.
+    fn cancel_on(conn: &mut Self::Conn, message_id: &str) -> impl Future<Output = Result<u64, PublishError>> + Send;
+
     /// What an error of this database means to a handler, given that its transaction was alive after it and has been rolled
     /// back: the database works, so no code by itself means an outage. An error of another database is the handler's.
     fn classify(&self, fault: &DatabaseFault) -> FaultClass;
@@ -132,9 +143,14 @@ pub trait Session: Send + Sized {
     /// the runtime can end that transaction unnoticed.
     fn conn(&mut self) -> &mut Self::Conn;
 
-    /// Proves that the transaction is alive and ours (the seal), and commits it. `next` may be begun in the same round
-    /// trip; the result doesn't tell, and the next [`begin`](Self::begin) returns what became of it.
-    fn finish(&mut self, next: NextTx<'_>) -> impl Future<Output = Result<(), FinishError>> + Send;
+    /// Writes `outbox`, what the handler has published, in this order; proves that the transaction is alive and ours (the seal),
+    /// and commits it. `next` may be begun in the same round trip; the result doesn't tell, and the next
+    /// [`begin`](Self::begin) returns what became of it.
+    fn finish(
+        &mut self,
+        outbox: &[NewOutboxMessage],
+        next: NextTx<'_>,
+    ) -> impl Future<Output = Result<(), FinishError>> + Send;
 
     /// Proves that the transaction is ours, and rolls it back.
     fn abandon(&mut self) -> impl Future<Output = Result<(), AbandonError>> + Send;
@@ -148,6 +164,6 @@ pub trait Session: Send + Sized {
 }
 
 /// Everything that a database does outside of handlers' transactions. Every call is a transaction of its own.
-pub trait Records: AttemptStore + DeadLetterStore + DatabaseAdmin {}
+pub trait Records: AttemptStore + DeadLetterStore + OutboxStore + DatabaseAdmin {}
 
-impl<T: AttemptStore + DeadLetterStore + DatabaseAdmin> Records for T {}
+impl<T: AttemptStore + DeadLetterStore + OutboxStore + DatabaseAdmin> Records for T {}

@@ -1,4 +1,4 @@
-//! Reads the rows of the tables for attempts and dead letters, whose columns have the same names on every database.
+//! Reads the rows of the tables for attempts, dead letters and the outbox, whose columns have the same names on every database.
 
 use sqlx::{ColumnIndex, Decode, Row, Type};
 
@@ -6,8 +6,10 @@ use super::{
     begin_attempt::KnownMessage,
     claim::Fingerprint,
     encoding::{StoredKey, attempts, from_millis, read_headers, reason},
+    outbox::{OutboxRow, ParkedMessage},
     rows::{DeadLetter, DeadLetterStatus, ReplayToken, Stranded},
 };
+use crate::delivery::Message;
 
 /// A row that is being read.
 pub(super) struct RowReader<'a, R>(pub(super) &'a R);
@@ -80,6 +82,31 @@ where
             lease: row.try_get("replay_lease")?,
         };
         Ok((letter, token))
+    }
+
+    /// A message of the outbox.
+    pub(super) fn outgoing(self) -> sqlx::Result<OutboxRow> {
+        let Self(row) = self;
+        let mut message = Message::tombstone(row.try_get::<String, _>("subject")?);
+        message.headers = read_headers(&row.try_get::<Vec<u8>, _>("headers")?)?;
+        message.key = row.try_get::<Option<Vec<u8>>, _>("message_key")?.map(Into::into);
+        message.payload = row.try_get::<Option<Vec<u8>>, _>("payload")?.map(Into::into);
+        let id = row.try_get("id")?;
+        Ok(OutboxRow { id, message })
+    }
+
+    pub(super) fn parked(self) -> sqlx::Result<ParkedMessage> {
+        let Self(row) = self;
+        Ok(ParkedMessage {
+            id: row.try_get("id")?,
+            message_id: row.try_get("message_id")?,
+            subject: row.try_get("subject")?,
+            key: row.try_get::<Option<Vec<u8>>, _>("message_key")?.map(Into::into),
+            headers: read_headers(&row.try_get::<Vec<u8>, _>("headers")?)?,
+            payload: row.try_get::<Option<Vec<u8>>, _>("payload")?.map(Into::into),
+            error: row.try_get("error")?,
+            parked_at: from_millis(row.try_get("parked_at")?),
+        })
     }
 
     pub(super) fn stranded(self) -> sqlx::Result<Stranded> {

@@ -84,73 +84,148 @@ const fn flag(name: &'static str) -> ColumnSpec {
     ColumnSpec::new(name, ColumnKind::Flag)
 }
 
-/// Every table of the inbox, as the last migration leaves it.
-pub(crate) const TABLES: &[TableSpec] = &[
-    TableSpec {
-        name: "inbox_events",
-        rights: &["SELECT", "INSERT"],
-        keys: &[&["consumer_group", "message_id"]],
-        columns: &[
-            key("consumer_group"),
-            key("message_id"),
-            integer("fingerprint"),
-            time("processed_at").has_default(),
-        ],
-    },
-    TableSpec {
-        name: "inbox_attempts",
-        rights: &["SELECT", "INSERT", "UPDATE", "DELETE"],
-        keys: &[&["consumer_group", "handler", "position", "message_id", "fingerprint"]],
-        columns: &[
-            key("consumer_group"),
-            key("handler"),
-            key("position"),
-            key("message_id").has_default(),
-            integer("fingerprint").has_default(),
-            integer("attempts"),
-            flag("unfinished").has_default(),
-            time("first_at").has_default(),
-            time("last_at").has_default(),
-            text("last_error").null(),
-        ],
-    },
-    TableSpec {
-        name: "inbox_dead_letters",
-        rights: &["SELECT", "INSERT", "UPDATE", "DELETE"],
-        keys: &[
-            &["id"],
-            &[
-                "consumer_group",
-                "handler",
-                "position",
-                "coalesce(message_id, '')",
-                "fingerprint",
-            ],
-        ],
-        columns: &[
+/// The columns of a table with messages that are published, then others.
+macro_rules! outbox_columns {
+    ($($other:expr),* $(,)?) => {
+        &[
             integer("id").has_default(),
-            key("consumer_group"),
-            key("handler"),
-            key("position"),
-            text("subject"),
-            key("message_id").null(),
-            integer("fingerprint").has_default(),
+            key("message_id"),
+            key("subject"),
+            bytes("message_key").null(),
             bytes("headers"),
             bytes("payload").null(),
-            bytes("message_key").null(),
-            time("published_at").null(),
-            text("reason"),
+            $($other,)*
+        ]
+    };
+}
+/// Every table of the inbox in PostgreSQL, as the last migration leaves it.
+#[cfg(feature = "postgres")]
+pub(crate) const POSTGRES: &[TableSpec] = &[
+    EVENTS,
+    ATTEMPTS,
+    DEAD_LETTERS,
+    TableSpec {
+        name: "inbox_outbox",
+        rights: ALL_RIGHTS,
+        keys: &[&["lane", "id"]],
+        columns: outbox_columns!(integer("lane"), time("created_at").has_default()),
+    },
+    TableSpec {
+        name: "inbox_outbox_later",
+        rights: ALL_RIGHTS,
+        keys: &[&["due_at", "id"]],
+        columns: outbox_columns!(integer("lane"), time("created_at").has_default(), time("due_at")),
+    },
+    TableSpec {
+        name: "inbox_outbox_parked",
+        rights: ALL_RIGHTS,
+        keys: &[&["id"]],
+        columns: outbox_columns!(
+            integer("lane"),
+            time("created_at"),
             text("error"),
-            integer("attempts"),
-            time("first_failed_at"),
-            time("dead_at").has_default(),
-            time("replay_at").null(),
-            integer("replay_lease").has_default(),
-            flag("replay_taken").has_default(),
-            time("replay_requested_at").null(),
-        ],
+            time("parked_at").has_default()
+        ),
     },
 ];
+
+/// Every table of the inbox in SQLite, whose outbox has no lanes.
+#[cfg(feature = "sqlite")]
+pub(crate) const SQLITE: &[TableSpec] = &[
+    EVENTS,
+    ATTEMPTS,
+    DEAD_LETTERS,
+    TableSpec {
+        name: "inbox_outbox",
+        rights: ALL_RIGHTS,
+        keys: &[&["id"]],
+        columns: outbox_columns!(time("created_at").has_default()),
+    },
+    TableSpec {
+        name: "inbox_outbox_later",
+        rights: ALL_RIGHTS,
+        keys: &[&["id"]],
+        columns: outbox_columns!(time("created_at").has_default(), time("due_at")),
+    },
+    TableSpec {
+        name: "inbox_outbox_parked",
+        rights: ALL_RIGHTS,
+        keys: &[&["id"]],
+        columns: outbox_columns!(time("created_at"), text("error"), time("parked_at").has_default()),
+    },
+];
+
+const ALL_RIGHTS: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
+
+/// The inbox rows.
+const EVENTS: TableSpec = TableSpec {
+    name: "inbox_events",
+    rights: &["SELECT", "INSERT"],
+    keys: &[&["consumer_group", "message_id"]],
+    columns: &[
+        key("consumer_group"),
+        key("message_id"),
+        integer("fingerprint"),
+        time("processed_at").has_default(),
+    ],
+};
+
+/// The attempts.
+const ATTEMPTS: TableSpec = TableSpec {
+    name: "inbox_attempts",
+    rights: &["SELECT", "INSERT", "UPDATE", "DELETE"],
+    keys: &[&["consumer_group", "handler", "position", "message_id", "fingerprint"]],
+    columns: &[
+        key("consumer_group"),
+        key("handler"),
+        key("position"),
+        key("message_id").has_default(),
+        integer("fingerprint").has_default(),
+        integer("attempts"),
+        flag("unfinished").has_default(),
+        time("first_at").has_default(),
+        time("last_at").has_default(),
+        text("last_error").null(),
+    ],
+};
+
+/// The dead letters.
+const DEAD_LETTERS: TableSpec = TableSpec {
+    name: "inbox_dead_letters",
+    rights: &["SELECT", "INSERT", "UPDATE", "DELETE"],
+    keys: &[
+        &["id"],
+        &[
+            "consumer_group",
+            "handler",
+            "position",
+            "coalesce(message_id, '')",
+            "fingerprint",
+        ],
+    ],
+    columns: &[
+        integer("id").has_default(),
+        key("consumer_group"),
+        key("handler"),
+        key("position"),
+        text("subject"),
+        key("message_id").null(),
+        integer("fingerprint").has_default(),
+        bytes("headers"),
+        bytes("payload").null(),
+        bytes("message_key").null(),
+        time("published_at").null(),
+        text("reason"),
+        text("error"),
+        integer("attempts"),
+        time("first_failed_at"),
+        time("dead_at").has_default(),
+        time("replay_at").null(),
+        integer("replay_lease").has_default(),
+        flag("replay_taken").has_default(),
+        time("replay_requested_at").null(),
+    ],
+};
 
 /// A column as it was found.
 #[derive(Debug, Default)]

@@ -9,7 +9,8 @@ use metrics::{Counter, Gauge, Histogram, Label};
 
 use super::names::{
     ACK_FAILURES, ATTEMPTS, DEAD_LETTERS, DELIVERIES, HANDLING, IN_FLIGHT, LAG, METRICS, Metric, MetricKind,
-    OLDEST_TRANSACTION, PAYLOAD_MISMATCHES, PUBLISH_TO_COMMIT,
+    OLDEST_TRANSACTION, OUTBOX_METRICS, OUTBOX_OLDEST, OUTBOX_PARKED, OUTBOX_PENDING, OUTBOX_PUBLISHED,
+    PAYLOAD_MISMATCHES, PUBLISH_TO_COMMIT,
 };
 use super::open_transactions::OpenTransactions;
 use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::DeadLetterReason};
@@ -144,11 +145,50 @@ impl Drop for LagGuard<'_> {
     }
 }
 
+/// The metrics of the outbox of one database.
+pub(crate) struct OutboxInstruments {
+    oldest: Gauge,
+    pending: Gauge,
+    published: Counter,
+    parked: Gauge,
+}
+
+impl OutboxInstruments {
+    pub(crate) fn new(database: &str) -> Self {
+        describe();
+        let labels = || vec![Label::new("database", database.to_owned())];
+        Self {
+            oldest: metrics::gauge!(OUTBOX_OLDEST.name, labels()),
+            pending: metrics::gauge!(OUTBOX_PENDING.name, labels()),
+            published: metrics::counter!(OUTBOX_PUBLISHED.name, labels()),
+            parked: metrics::gauge!(OUTBOX_PARKED.name, labels()),
+        }
+    }
+
+    pub(crate) fn oldest(&self, age: Duration) {
+        self.oldest.set(age);
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "counts of 2^53 messages needn't be exact")]
+    pub(crate) fn pending(&self, messages: u64) {
+        self.pending.set(messages as f64);
+    }
+
+    pub(crate) fn published(&self, messages: u64) {
+        self.published.increment(messages);
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "counts of 2^53 messages needn't be exact")]
+    pub(crate) fn parked(&self, messages: u64) {
+        self.parked.set(messages as f64);
+    }
+}
+
 /// Describes each metric to the recorder.
 fn describe() {
     for Metric {
         name, kind, meaning, ..
-    } in METRICS
+    } in METRICS.into_iter().chain(OUTBOX_METRICS)
     {
         match kind {
             MetricKind::Counter => metrics::describe_counter!(name, meaning),

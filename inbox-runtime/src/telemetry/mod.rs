@@ -2,7 +2,10 @@
 
 use tracing::Span;
 
-use crate::{delivery::Delivery, handler::HandlerMeta};
+use crate::{
+    delivery::{Delivery, Headers},
+    handler::HandlerMeta,
+};
 
 #[cfg_attr(not(feature = "metrics"), path = "off.rs")]
 mod instruments;
@@ -13,8 +16,8 @@ mod otel;
 #[cfg(all(feature = "metrics", feature = "http"))]
 pub(crate) mod prometheus;
 
-pub(crate) use instruments::{Instruments, Timer};
-pub use names::{FIELDS, Field, METRICS, Metric, MetricKind, SPAN};
+pub(crate) use instruments::{Instruments, OutboxInstruments, Timer};
+pub use names::{FIELDS, Field, METRICS, Metric, MetricKind, OUTBOX_METRICS, SPAN};
 pub(crate) use open_transactions::OpenTransactions;
 
 /// The span of one message. Without a subscriber it costs next to nothing.
@@ -33,6 +36,13 @@ pub(crate) fn span(meta: &HandlerMeta, delivery: &Delivery, message_id: Option<&
         otel::adopt(&span, &delivery.headers);
     }
     span
+}
+
+/// Adds the trace of the current span to the headers of a message that is published, where they have none.
+#[cfg_attr(not(feature = "otel"), expect(unused_variables, reason = "there are no traces"))]
+pub(crate) fn inject(headers: &mut Headers) {
+    #[cfg(feature = "otel")]
+    otel::inject(&Span::current(), headers);
 }
 
 /// Maintains the recorder that the runtime has installed. Never returns.

@@ -108,7 +108,7 @@ pub struct Metric {
     pub name: &'static str,
     /// Counter, gauge or histogram.
     pub kind: MetricKind,
-    /// The label that it has besides `group`, `handler` and `subject`, which every one has.
+    /// The label that it has besides `group`, `handler` and `subject`, which every one of a handler has.
     pub label: Option<&'static str>,
     /// What it means. The unit is the last word of the name.
     pub meaning: &'static str,
@@ -208,7 +208,35 @@ pub(super) const LAG: Metric = metric(
     "messages that the group has not acknowledged yet; absent or NaN while that is unknown; sampled each second",
 );
 
-/// Every metric.
+const fn outbox_metric(name: &'static str, kind: MetricKind, meaning: &'static str) -> Metric {
+    metric(name, kind, Some("database"), meaning)
+}
+
+pub(super) const OUTBOX_OLDEST: Metric = outbox_metric(
+    "inbox_outbox_oldest_seconds",
+    MetricKind::Gauge,
+    "the age of the oldest message that waits in the outbox, by the database's clock; 0 when it is empty",
+);
+pub(super) const OUTBOX_PENDING: Metric = outbox_metric(
+    "inbox_outbox_pending_messages",
+    MetricKind::Gauge,
+    "messages that wait in the outbox and are not delayed; counted every five seconds, up to one more than `outbox.max_pending`",
+);
+pub(super) const OUTBOX_PUBLISHED: Metric = outbox_metric(
+    "inbox_outbox_published_total",
+    MetricKind::Counter,
+    "messages of the outbox that this program has published and the broker has confirmed",
+);
+pub(super) const OUTBOX_PARKED: Metric = outbox_metric(
+    "inbox_outbox_parked_messages",
+    MetricKind::Gauge,
+    "messages of the outbox that the broker has refused for good; counted every thirty seconds, up to 1001",
+);
+
+/// The metrics of an outbox. Their only label is `database`.
+pub const OUTBOX_METRICS: [Metric; 4] = [OUTBOX_OLDEST, OUTBOX_PENDING, OUTBOX_PUBLISHED, OUTBOX_PARKED];
+
+/// Every metric of a handler.
 pub const METRICS: [Metric; 10] = [
     DELIVERIES,
     ATTEMPTS,

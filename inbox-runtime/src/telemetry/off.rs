@@ -1,6 +1,6 @@
 //! The metrics without the feature `metrics`: none.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::open_transactions::OpenTransactions;
 use crate::{broker::SourceStatus, handler::HandlerMeta, outcome::Outcome, store::DeadLetterReason};
@@ -45,4 +45,21 @@ impl Instruments {
     pub(crate) async fn sample(&self, _open: &OpenTransactions, _status: SourceStatus) {
         std::future::pending::<()>().await;
     }
+}
+
+/// No metrics of an outbox.
+pub(crate) struct OutboxInstruments;
+
+impl OutboxInstruments {
+    pub(crate) fn new(_database: &str) -> Self {
+        Self
+    }
+
+    pub(crate) fn oldest(&self, _age: Duration) {}
+
+    pub(crate) fn pending(&self, _messages: u64) {}
+
+    pub(crate) fn published(&self, _messages: u64) {}
+
+    pub(crate) fn parked(&self, _messages: u64) {}
 }

@@ -27,6 +27,31 @@ pub(super) fn adopt(span: &Span, headers: &Headers) {
     }
 }
 
+/// Adds what the propagator writes for the trace of the span, where there is no header of that name.
+pub(super) fn inject(span: &Span, headers: &mut Headers) {
+    if span.is_disabled() {
+        return;
+    }
+    let context = span.context();
+    if !context.span().span_context().is_valid() {
+        return;
+    }
+    let mut carrier = HashMap::<String, String>::new();
+    let inject = || global::get_text_map_propagator(|found| found.inject_context(&context, &mut carrier));
+    if let Err(panic) = contain(inject) {
+        tracing::warn!(
+            error = panic,
+            "the propagator panicked; a message is published without its trace"
+        );
+        return;
+    }
+    for (name, value) in carrier {
+        if headers.get(&name).is_none() {
+            headers.append(name, value);
+        }
+    }
+}
+
 /// The headers as a propagator reads them: by name in lower case, the values of one name as one list (RFC 9110, 5.3).
 ///
 /// That is what W3C asks for: several `tracestate` headers are one list, several `traceparent` are none that is valid. A value

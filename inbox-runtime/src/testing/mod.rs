@@ -42,10 +42,12 @@ pub mod conformance;
 mod database;
 mod failure;
 mod harness;
+mod outbox;
 
 #[cfg(feature = "sqlite")]
 pub use database::TempSqlite;
 pub use database::TestPool;
 pub use harness::Harness;
+pub use outbox::TestOutbox;
 
 pub use crate::failpoint::{Point, point};

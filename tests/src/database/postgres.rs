@@ -175,6 +175,8 @@ impl TestDatabase for PostgresDatabase {
     type Lock = PgConnection;
 
     const HANDLERS: &'static str = "postgres";
+    const HURRY: &'static str =
+        "UPDATE inbox_outbox_later SET due_at = clock_timestamp() - interval '1 hour' + id * interval '1 millisecond'";
     const SLOW: &'static str = "SELECT pg_sleep(1.5)";
 
     async fn fresh() -> Self {
@@ -188,6 +190,30 @@ impl TestDatabase for PostgresDatabase {
     fn url(&self) -> String {
         use inbox_runtime::sqlx::ConnectOptions;
         self.options().to_url_lossy().to_string()
+    }
+
+    async fn without_tx<T>(&self, run: impl AsyncFnOnce(&mut Self::Conn) -> T) -> T {
+        let mut conn = self.pool.acquire().await.expect("a connection");
+        run(&mut conn).await
+    }
+
+    async fn in_savepoint<E: std::fmt::Debug>(
+        tx: &mut Self::Tx,
+        run: impl AsyncFnOnce(&mut Self::Conn) -> Result<(), E>,
+        commit: bool,
+    ) {
+        let mut nested = tx.begin().await.expect("a savepoint");
+        run(&mut nested).await.expect("it works");
+        if commit {
+            nested.commit().await.expect("kept");
+        } else {
+            nested.rollback().await.expect("undone");
+        }
+    }
+
+    async fn number_in(tx: &mut Self::Tx, sql: &str) -> i64 {
+        let number = sqlx::query_scalar(AssertSqlSafe(format!("SELECT ({sql})::bigint"))).fetch_one(&mut **tx);
+        number.await.expect(sql)
     }
 
     async fn number(&self, sql: &str) -> i64 {

@@ -47,10 +47,10 @@ async fn a_set_is_answered_claim_by_claim<D: TestDatabase>() {
     let mut session = store.session().await.expect("a session");
     let answers = session.begin(&[]).await.expect("begun");
     assert_eq!(answers[..], []);
-    session.finish(NextTx::None).await.expect("committed");
+    session.finish(&[], NextTx::None).await.expect("committed");
     let answers = session.begin(&[claim("b", 2), claim("a", 1)]).await.expect("claimed");
     assert_eq!(answers[..], [Claimed::Fresh, Claimed::Fresh]);
-    session.finish(NextTx::None).await.expect("committed");
+    session.finish(&[], NextTx::None).await.expect("committed");
     let mixed = [
         claim("c", 3),
         claim("a", 9),
@@ -63,13 +63,13 @@ async fn a_set_is_answered_claim_by_claim<D: TestDatabase>() {
         answers[..],
         [Claimed::Fresh, duplicate(1), duplicate(3), duplicate(1), duplicate(2)]
     );
-    session.finish(NextTx::None).await.expect("committed");
+    session.finish(&[], NextTx::None).await.expect("committed");
     let answers = session.begin(&[claim("b", 2), claim("a", 1)]).await.expect("claimed");
     assert_eq!(answers[..], [duplicate(2), duplicate(1)]);
     session.discard().await.expect("discarded");
     let answers = session.begin(&[claim("d", 4)]).await.expect("claimed");
     assert_eq!(answers[..], [Claimed::Fresh]);
-    session.finish(NextTx::None).await.expect("committed");
+    session.finish(&[], NextTx::None).await.expect("committed");
     session.release().await;
     assert_eq!(rows(&database).await, 4);
 }
@@ -100,7 +100,7 @@ async fn a_set_with_a_locked_claim_fails_as_that_claim_does<D: TestDatabase>() {
     let claims = [claim("c", 3), claim("b", 2), claim("a", 1)];
     let answers = session.begin(&claims).await.expect("claimed");
     assert_eq!(answers[..], [Claimed::Fresh; 3]);
-    session.finish(NextTx::None).await.expect("committed");
+    session.finish(&[], NextTx::None).await.expect("committed");
     session.release().await;
     assert_eq!(rows(&database).await, 3);
 }
@@ -124,7 +124,7 @@ async fn sets_in_any_order_do_not_deadlock<D: TestDatabase>() {
                 fresh += claimed;
                 match claimed {
                     0 => session.discard().await.expect("nothing was written"),
-                    _ => session.finish(NextTx::None).await.expect("committed"),
+                    _ => session.finish(&[], NextTx::None).await.expect("committed"),
                 }
             }
             session.release().await;

@@ -4,10 +4,11 @@ use std::{marker::PhantomData, panic::AssertUnwindSafe, sync::Arc};
 
 use futures_util::FutureExt;
 use inbox_runtime::{
-    ClaimError, Claimed, ConnectError, StoreError, StoreSettings,
+    ClaimError, Claimed, ConnectError, PublishError, StoreError, StoreSettings,
     sqlx::SqliteConnection,
     store::{
-        AbandonError, Claim, Connect, DatabaseFault, FaultClass, FinishError, NextTx, Records, Session, Store, StoreOf,
+        AbandonError, Claim, Connect, DatabaseFault, FaultClass, FinishError, NewOutboxMessage, NextTx, Records,
+        Session, Store, StoreOf,
     },
 };
 use inbox_tests::SqliteFile;
@@ -69,6 +70,14 @@ impl<M: Mutation> Store for Mutant<M> {
         Right::claim_on(conn, claim).await
     }
 
+    async fn publish_on(conn: &mut SqliteConnection, message: &NewOutboxMessage) -> Result<(), PublishError> {
+        Right::publish_on(conn, message).await
+    }
+
+    async fn cancel_on(conn: &mut SqliteConnection, message_id: &str) -> Result<u64, PublishError> {
+        Right::cancel_on(conn, message_id).await
+    }
+
     fn classify(&self, fault: &DatabaseFault) -> FaultClass {
         self.0.classify(fault)
     }
@@ -89,13 +98,13 @@ impl<M: Mutation> Session for MutantSession<M> {
         self.0.conn()
     }
 
-    async fn finish(&mut self, next: NextTx<'_>) -> Result<(), FinishError> {
-        M::finished(self.0.finish(next).await)
+    async fn finish(&mut self, outbox: &[NewOutboxMessage], next: NextTx<'_>) -> Result<(), FinishError> {
+        M::finished(self.0.finish(outbox, next).await)
     }
 
     async fn abandon(&mut self) -> Result<(), AbandonError> {
         if M::COMMITS {
-            let _ = self.0.finish(NextTx::None).await;
+            let _ = self.0.finish(&[], NextTx::None).await;
             return Ok(());
         }
         self.0.abandon().await

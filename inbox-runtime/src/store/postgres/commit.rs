@@ -1,14 +1,18 @@
 //! The commit: sealed, in one round trip with the beginning of the next transaction; and what its errors mean.
 
+use futures_util::TryStreamExt;
+use sqlx::{AssertSqlSafe, Either};
+
 use super::{
     cancel::cancel_after_commit,
     commit_and_begin::{BeginResult, CommitError, CommitRequest, commit_and_begin},
     connection::{OpenTx, PostgresSession, PrefetchedClaim},
     errors::{Meaning, is_definite, is_ended_session, meaning},
     fate::DrainError,
+    publish::OutboxSql,
     rollback::ENDED,
 };
-use crate::store::{Claim, FinishError, NextTx};
+use crate::store::{Claim, FinishError, NewOutboxMessage, NextTx};
 
 const SWALLOWED: &str = "a statement of the handler failed and its error was ignored, after which PostgreSQL commits \
                          nothing; return the error, or run the statement in a nested transaction";
@@ -18,7 +22,11 @@ const RUNNING: &str = "a statement that the handler gave up on was still running
 
 impl PostgresSession {
     /// Seals and commits, and begins the next transaction. Whatever it returns, the session can go on.
-    pub(super) async fn seal_and_commit(&mut self, next: NextTx<'_>) -> Result<(), FinishError> {
+    pub(super) async fn seal_and_commit(
+        &mut self,
+        outbox: &[NewOutboxMessage],
+        next: NextTx<'_>,
+    ) -> Result<(), FinishError> {
         match self.drain().await {
             Ok(()) => {}
             Err(DrainError::Running) => return Err(self.still_running().await),
@@ -28,8 +36,9 @@ impl PostgresSession {
             self.close().await;
             return Err(FinishError::Broken(NESTED.to_owned()));
         }
+        let outbox = self.outbox_sql(outbox);
         let wait = self.store.settings.commit_timeout;
-        match tokio::time::timeout(wait, self.commit(next)).await {
+        match tokio::time::timeout(wait, self.commit(&outbox, next)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(self.failed_commit(error).await),
             Err(_) => {
@@ -39,18 +48,18 @@ impl PostgresSession {
         }
     }
 
-    async fn commit(&mut self, next: NextTx<'_>) -> Result<(), CommitError> {
+    async fn commit(&mut self, outbox: &OutboxSql, next: NextTx<'_>) -> Result<(), CommitError> {
         match next {
-            NextTx::None if self.is_pooled() => self.commit_pooled().await,
-            NextTx::None => self.commit_and_begin(false, None).await,
-            NextTx::Begin => self.commit_and_begin(true, None).await,
-            NextTx::Claim(claim) => self.commit_and_begin(true, Some(&claim)).await,
+            NextTx::None if self.is_pooled() => self.commit_pooled(outbox).await,
+            NextTx::None => self.commit_and_begin(outbox, false, None).await,
+            NextTx::Begin => self.commit_and_begin(outbox, true, None).await,
+            NextTx::Claim(claim) => self.commit_and_begin(outbox, true, Some(&claim)).await,
         }
     }
 
     /// Two statements, between which a transaction pooler keeps the connection.
-    async fn commit_pooled(&mut self) -> Result<(), CommitError> {
-        self.run_seal().await.map_err(CommitError::Seal)?;
+    async fn commit_pooled(&mut self, outbox: &OutboxSql) -> Result<(), CommitError> {
+        self.write_and_seal(outbox).await?;
         let committed = async {
             let conn = self.live()?;
             conn.commit().await?;
@@ -62,7 +71,30 @@ impl PostgresSession {
         Ok(())
     }
 
-    async fn commit_and_begin(&mut self, begins: bool, claim: Option<&Claim<'_>>) -> Result<(), CommitError> {
+    /// Writes what was published and seals, behind a transaction pooler. In one simple query: if the handler has ended the transaction,
+    /// what is written is undone where the seal fails.
+    async fn write_and_seal(&mut self, outbox: &OutboxSql) -> Result<(), CommitError> {
+        let sql = format!("{}{}", outbox.text, self.seal());
+        let conn = self.live().map_err(CommitError::Seal)?;
+        let mut answers = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_many(&mut **conn);
+        let mut done = 0;
+        loop {
+            match answers.try_next().await {
+                Ok(Some(Either::Left(_))) => done += 1,
+                Ok(Some(Either::Right(_))) => {}
+                Ok(None) => return Ok(()),
+                Err(error) if done < outbox.statements => return Err(CommitError::Outbox(error)),
+                Err(error) => return Err(CommitError::Seal(error)),
+            }
+        }
+    }
+
+    async fn commit_and_begin(
+        &mut self,
+        outbox: &OutboxSql,
+        begins: bool,
+        claim: Option<&Claim<'_>>,
+    ) -> Result<(), CommitError> {
         let seal = self.seal();
         let xid = self.xid().map(str::to_owned);
         let (pool, pid, claim_sql) = (self.store.pool.clone(), self.pid, self.store.claim_sql());
@@ -70,6 +102,7 @@ impl PostgresSession {
             return Err(CommitError::Seal(sqlx::Error::PoolClosed));
         };
         let request = CommitRequest {
+            outbox,
             seal: &seal,
             begins,
             claim,

@@ -1,7 +1,5 @@
-//! The end of a transaction and the beginning of the next in one simple query: reset, seal, commit, begin, claim.
-//!
-//! A simple query has no arguments, so a text of a message's stands in it literally if it consists of letters, digits and a
-//! few harmless signs, and else in hexadecimal.
+//! The end of a transaction and the beginning of the next in one simple query: reset, write what was published, seal, commit,
+//! begin, claim.
 
 use std::{fmt::Write, future::Future, time::Duration};
 
@@ -11,18 +9,20 @@ use sqlx::{AssertSqlSafe, Either, PgConnection, Row};
 use super::{
     claim::{BEGIN, insert_sql},
     errors::Step,
+    publish::OutboxSql,
     seal::RESET,
+    simple_text::push_text,
 };
 use crate::store::Claim;
 
-/// How many statements have been answered when the transaction is sealed, when it is committed, and when the next has begun.
-const SEALED: usize = statements(RESET) + 1;
-const COMMITTED: usize = SEALED + 1;
-const BEGUN: usize = COMMITTED + 1;
+/// How many statements have been answered when the session is reset.
+const RESETTED: usize = statements(RESET);
 
 /// The step that failed: without it an error's code has no meaning.
 #[derive(Debug)]
 pub(super) enum CommitError {
+    /// The writing of what was published: nothing has been committed.
+    Outbox(sqlx::Error),
     /// The seal, or what stands before it: nothing has been committed.
     Seal(sqlx::Error),
     /// The commit.
@@ -32,6 +32,7 @@ pub(super) enum CommitError {
 impl CommitError {
     pub(super) fn into_parts(self) -> (Step, sqlx::Error) {
         match self {
+            Self::Outbox(error) => (Step::Outbox, error),
             Self::Seal(error) => (Step::Seal, error),
             Self::Commit(error) => (Step::Commit, error),
         }
@@ -61,6 +62,8 @@ pub(super) enum BeginResult {
 
 /// A commit, and the beginning of the next transaction.
 pub(super) struct CommitRequest<'a> {
+    /// What writes what was published.
+    pub(super) outbox: &'a OutboxSql,
     pub(super) seal: &'a str,
     /// Whether the next transaction is begun.
     pub(super) begins: bool,
@@ -84,6 +87,9 @@ pub(super) async fn commit_and_begin<F: Future<Output = bool>>(
     request: CommitRequest<'_>,
     cancel: impl Fn() -> F,
 ) -> Result<CommitAnswer, CommitError> {
+    // How many statements have been answered when what was published is written, the transaction sealed and committed.
+    let written = RESETTED + request.outbox.statements;
+    let (sealed, committed) = (written + 1, written + 2);
     let prepares = request.claim.is_some() && !*request.prepared;
     // Zero would be a busy loop.
     let wait = request.wait.max(Duration::from_millis(1));
@@ -100,22 +106,25 @@ pub(super) async fn commit_and_begin<F: Future<Output = bool>>(
         match answer {
             Ok(Some(Either::Left(_))) => {
                 done += 1;
-                *request.prepared |= prepares && done == BEGUN + 1;
+                *request.prepared |= prepares && done == committed + 2;
             }
-            Ok(Some(Either::Right(row))) if done < SEALED => {
+            // Of the settings that are restored before what was published is written.
+            Ok(Some(Either::Right(_))) if done < written => {}
+            Ok(Some(Either::Right(row))) if done < sealed => {
                 dirty = Some(row.try_get(0).map_err(CommitError::Seal)?);
             }
             Ok(Some(Either::Right(row))) => xid = row.try_get(0).ok(),
-            Err(error) if done < SEALED => return Err(CommitError::Seal(error)),
-            Err(error) if done < COMMITTED => return Err(CommitError::Commit(error)),
+            Err(error) if (RESETTED..written).contains(&done) => return Err(CommitError::Outbox(error)),
+            Err(error) if done < sealed => return Err(CommitError::Seal(error)),
+            Err(error) if done < committed => return Err(CommitError::Commit(error)),
             Err(error) => break BeginResult::Failed(error),
-            Ok(None) if done >= COMMITTED => break xid.map_or(BeginResult::Unclaimed, BeginResult::Claimed),
+            Ok(None) if done >= committed => break xid.map_or(BeginResult::Unclaimed, BeginResult::Claimed),
             // The answer to a statement that the handler has left on the connection.
             Ok(None) => break BeginResult::Unclaimed,
         }
     };
     match dirty {
-        Some(dirty) if done >= COMMITTED => {
+        Some(dirty) if done >= committed => {
             let next = if cancelled { BeginResult::Cancelled } else { next };
             Ok(CommitAnswer { dirty, next })
         }
@@ -127,8 +136,9 @@ pub(super) async fn commit_and_begin<F: Future<Output = bool>>(
 
 impl CommitRequest<'_> {
     fn text(&self) -> String {
-        let mut sql = String::with_capacity(512);
+        let mut sql = String::with_capacity(512 + self.outbox.text.len());
         sql.push_str(RESET);
+        sql.push_str(&self.outbox.text);
         sql.push_str(self.seal);
         // Not AND CHAIN: that would keep what a handler has set for its transaction, such as READ ONLY.
         sql.push_str("; COMMIT");
@@ -163,25 +173,6 @@ const fn statements(sql: &str) -> usize {
     count
 }
 
-/// Appends a text of a message's: literally if nothing in it can mean anything to a parser, whatever the server's settings, else
-/// in hexadecimal.
-fn push_text(sql: &mut String, text: &str) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let plain = |c: u8| c.is_ascii_alphanumeric() || b"-_.:/~@+=, ".contains(&c);
-    if text.bytes().all(plain) {
-        sql.push('\'');
-        sql.push_str(text);
-        sql.push('\'');
-        return;
-    }
-    sql.push_str("convert_from(decode('");
-    for byte in text.bytes() {
-        sql.push(char::from(DIGITS[usize::from(byte >> 4)]));
-        sql.push(char::from(DIGITS[usize::from(byte & 15)]));
-    }
-    sql.push_str("', 'hex'), 'UTF8')");
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,6 +186,7 @@ mod tests {
             fingerprint: Fingerprint::from_i64(-7),
         };
         let request = CommitRequest {
+            outbox: &OutboxSql::default(),
             seal: "SELECT 1",
             begins: true,
             claim: Some(&claim),

@@ -13,12 +13,13 @@ use super::{
     errors::{self, Meaning, Step},
     pool::PostgresStore,
     probe::probe,
+    publish,
 };
 use crate::{
     outcome::DatabaseFault,
     store::{
-        Claim, ClaimError, Claimed, Connect, ConnectError, FaultClass, InboxConnection, IntoStore, Records, Store,
-        StoreError, StoreSettings, transaction,
+        Claim, ClaimError, Claimed, Connect, ConnectError, FaultClass, InboxConnection, IntoStore, NewOutboxMessage,
+        PublishError, Records, Store, StoreError, StoreSettings, transaction,
     },
     url::known_parameters,
 };
@@ -77,6 +78,14 @@ impl Store for PostgresStore {
             )),
             Err(error) => Err(error.into()),
         }
+    }
+
+    async fn publish_on(conn: &mut PgConnection, message: &NewOutboxMessage) -> Result<(), PublishError> {
+        publish::publish_on(conn, message).await
+    }
+
+    async fn cancel_on(conn: &mut PgConnection, message_id: &str) -> Result<u64, PublishError> {
+        publish::cancel_on(conn, message_id).await
     }
 
     fn classify(&self, fault: &DatabaseFault) -> FaultClass {

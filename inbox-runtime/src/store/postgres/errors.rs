@@ -18,6 +18,8 @@ pub(super) enum Step {
     Probe,
     /// Another statement of ours: BEGIN, attempts, dead letters.
     Own,
+    /// The writing of what the handler has published: nothing has been committed.
+    Outbox,
     /// The seal, or what stands before it: nothing has been committed.
     Seal,
     /// The commit.
@@ -76,7 +78,7 @@ fn by_code(step: Step, code: &str, is_definite: bool) -> Meaning {
         _ if !is_definite => Meaning::Lost,
         // A role's `lock_timeout` or `statement_timeout` may be shorter than `lock_wait`.
         (Step::Claim, "55P03" | "57014") | (Step::Probe, "55P03") => Meaning::Locked,
-        (Step::Seal, "25P02") => Meaning::Aborted,
+        (Step::Seal | Step::Outbox, "25P02") => Meaning::Aborted,
         // Only the seal of another transaction divides by zero.
         (Step::Seal, "22012") => Meaning::Ended,
         (Step::Seal | Step::Commit, "26000") => Meaning::Unprepared,
@@ -87,8 +89,10 @@ fn by_code(step: Step, code: &str, is_definite: bool) -> Meaning {
         (_, "0A000" | "26000" | "42P05") => Meaning::Stale,
         (Step::Handler | Step::Commit, "55P03") => Meaning::Retry,
         (Step::Commit, _) => Meaning::Refused,
+        // What can't be stored, or breaks a rule of the table's owner. A table or a right that is missing is no message's fault.
+        (Step::Outbox, code) if matches!(code.get(..2), Some("22" | "23" | "54" | "P0")) => Meaning::Refused,
         (Step::Handler, code) => by_class(code),
-        (Step::Claim | Step::Lookup | Step::Probe | Step::Own, _) => Meaning::Lost,
+        (Step::Claim | Step::Lookup | Step::Probe | Step::Own | Step::Outbox, _) => Meaning::Lost,
     }
 }
 

@@ -6,7 +6,7 @@ use super::{catalog, connect::ANSWER_WAIT, errors, pool::begin_pooled};
 use crate::store::{
     MigrateError, MigrateMode,
     migrations::{self, Catalog},
-    schema::{ColumnKind, FoundTable, TableSpec},
+    schema::{self, ColumnKind, FoundTable, TableSpec},
     transaction::TxConnection,
 };
 
@@ -24,6 +24,7 @@ const MIGRATIONS: migrations::Migrations = &[
         "commit veto",
         include_str!("../../../migrations/postgres/0004_commit_veto.sql"),
     ),
+    ("outbox", include_str!("../../../migrations/postgres/0005_outbox.sql")),
 ];
 
 /// The first version that has `xid8`, as `server_version_num` has it.
@@ -106,6 +107,8 @@ async fn make(conn: &mut PgConnection) -> Result<(), MigrateError> {
 }
 
 impl Catalog for PgConnection {
+    const TABLES: &'static [TableSpec] = schema::POSTGRES;
+
     async fn table_exists(&mut self, table: &str) -> sqlx::Result<bool> {
         Ok(!catalog::columns(self, table).await?.is_empty())
     }

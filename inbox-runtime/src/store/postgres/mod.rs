@@ -18,13 +18,16 @@ mod driver;
 mod errors;
 mod fate;
 mod migrate;
+mod outbox;
 mod pool;
 mod probe;
+mod publish;
 mod rollback;
 mod seal;
 mod session;
 mod setup;
 mod simple_query;
+mod simple_text;
 
 pub use connection::PostgresSession;
 pub(super) use errors::is_missing;

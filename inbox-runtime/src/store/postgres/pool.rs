@@ -102,7 +102,7 @@ impl PostgresStore {
         self.begin("BEGIN READ ONLY").await
     }
 
-    async fn begin(&self, statement: &'static str) -> Result<OwnTx, StoreError> {
+    pub(super) async fn begin(&self, statement: &'static str) -> Result<OwnTx, StoreError> {
         let mut conn = self.acquire().await?;
         conn.begin(statement).await.map_err(errors::own_statement)?;
         Ok(OwnTx { conn })

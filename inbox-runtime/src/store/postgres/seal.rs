@@ -1,10 +1,11 @@
 //! The seal: the last statement before COMMIT or ROLLBACK, which proves that the transaction is alive and ours.
 
+use sqlx::Row;
+
 use super::{
     connection::{PostgresSession, PreparedNames},
     simple_query::query_first,
 };
-use sqlx::Row;
 
 /// What stands before a seal on a session that is the worker's own: it undoes in the handler's own transaction what the handler
 /// has left on the session (settings, cursors, channels). The seal makes the settings again that aren't the handler's.

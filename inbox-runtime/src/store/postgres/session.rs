@@ -10,7 +10,7 @@ use sqlx::PgConnection;
 use super::{connection::PostgresSession, errors::own_statement};
 use crate::{
     failpoint::failpoint,
-    store::{AbandonError, Claim, Claimed, FinishError, NextTx, Session, StoreError},
+    store::{AbandonError, Claim, Claimed, FinishError, NewOutboxMessage, NextTx, Session, StoreError},
 };
 
 /// How long an open transaction may be kept for the next message: its `now()` stands still.
@@ -62,7 +62,7 @@ impl Session for PostgresSession {
         }
     }
 
-    async fn finish(&mut self, next: NextTx<'_>) -> Result<(), FinishError> {
+    async fn finish(&mut self, outbox: &[NewOutboxMessage], next: NextTx<'_>) -> Result<(), FinishError> {
         failpoint!("before_commit");
         let expired = self.is_expired();
         let next = match next {
@@ -70,7 +70,7 @@ impl Session for PostgresSession {
             NextTx::Claim(_) if !self.prepared.seal => NextTx::Begin,
             next => next,
         };
-        self.seal_and_commit(next).await?;
+        self.seal_and_commit(outbox, next).await?;
         if expired {
             self.close().await;
         }

@@ -7,12 +7,12 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqlitePoolOptions},
 };
 
-use super::{claim, errors, pool::SqliteStore, session::SqliteSession};
+use super::{claim, errors, outbox, pool::SqliteStore, session::SqliteSession};
 use crate::{
     outcome::DatabaseFault,
     store::{
-        Claim, ClaimError, Claimed, Connect, ConnectError, FaultClass, InboxConnection, IntoStore, Records, Store,
-        StoreError, StoreSettings, transaction,
+        Claim, ClaimError, Claimed, Connect, ConnectError, FaultClass, InboxConnection, IntoStore, NewOutboxMessage,
+        PublishError, Records, Store, StoreError, StoreSettings, transaction,
     },
     url::{known_parameters, no_login},
 };
@@ -63,6 +63,14 @@ impl Store for SqliteStore {
             return Err(ClaimError::NoTransaction);
         }
         Ok(claim::insert(conn, claim).await?)
+    }
+
+    async fn publish_on(conn: &mut SqliteConnection, message: &NewOutboxMessage) -> Result<(), PublishError> {
+        outbox::publish_on(conn, message).await
+    }
+
+    async fn cancel_on(conn: &mut SqliteConnection, message_id: &str) -> Result<u64, PublishError> {
+        outbox::cancel_on(conn, message_id).await
     }
 
     fn classify(&self, fault: &DatabaseFault) -> FaultClass {

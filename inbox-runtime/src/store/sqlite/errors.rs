@@ -15,6 +15,7 @@ const CORRUPT: u32 = 11;
 const FULL: u32 = 13;
 const CANTOPEN: u32 = 14;
 const PROTOCOL: u32 = 15;
+const TOOBIG: u32 = 18;
 const CONSTRAINT: u32 = 19;
 const NOTADB: u32 = 26;
 
@@ -55,6 +56,14 @@ pub(super) fn commit(error: sqlx::Error) -> FinishError {
     match code(&error) {
         Some(CONSTRAINT) => FinishError::Refused(error),
         _ => unknown_outcome(&error),
+    }
+}
+
+/// The error of writing what the handler has published: the message's, or the file's own trouble.
+pub(super) fn not_written(error: sqlx::Error) -> FinishError {
+    match code(&error) {
+        Some(CONSTRAINT | TOOBIG) => FinishError::Refused(error),
+        _ => FinishError::Lost(format!("what was published could not be written: {error}")),
     }
 }
 

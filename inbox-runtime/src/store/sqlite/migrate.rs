@@ -9,7 +9,7 @@ use super::{catalog, errors};
 use crate::store::{
     MigrateError, MigrateMode,
     migrations::{self, Catalog},
-    schema::{ColumnKind, FoundTable, TableSpec},
+    schema::{self, ColumnKind, FoundTable, TableSpec},
     transaction::TxConnection,
 };
 
@@ -23,6 +23,7 @@ const MIGRATIONS: migrations::Migrations = &[
         "message records",
         include_str!("../../../migrations/sqlite/0003_message_records.sql"),
     ),
+    ("outbox", include_str!("../../../migrations/sqlite/0004_outbox.sql")),
 ];
 
 /// How long the start waits for other processes that start on the same file.
@@ -90,6 +91,8 @@ async fn refuse_memory(conn: &mut SqliteConnection) -> Result<(), MigrateError> 
 }
 
 impl Catalog for SqliteConnection {
+    const TABLES: &'static [TableSpec] = schema::SQLITE;
+
     async fn table_exists(&mut self, table: &str) -> sqlx::Result<bool> {
         Ok(!catalog::columns(self, table).await?.is_empty())
     }

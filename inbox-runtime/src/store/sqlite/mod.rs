@@ -11,6 +11,7 @@ mod errors;
 mod file;
 mod guard;
 mod migrate;
+mod outbox;
 mod pool;
 mod session;
 mod settings;

@@ -7,14 +7,15 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     claim,
-    errors::{commit, own_statement, unavailable, unknown_outcome},
+    errors::{commit, not_written, own_statement, unavailable, unknown_outcome},
     guard::{Ended, Guard},
+    outbox,
     pool::{END_WAIT, SqliteStore, Writer},
 };
 use crate::{
     error_chain::text,
     failpoint::failpoint,
-    store::{AbandonError, Claim, Claimed, FinishError, NextTx, Session, StoreError, transaction},
+    store::{AbandonError, Claim, Claimed, FinishError, NewOutboxMessage, NextTx, Session, StoreError, transaction},
 };
 
 /// How long a commit may wait for the disk. Past it its outcome is unknown.
@@ -203,7 +204,7 @@ impl Session for SqliteSession {
         }
     }
 
-    async fn finish(&mut self, _next: NextTx<'_>) -> Result<(), FinishError> {
+    async fn finish(&mut self, outbox: &[NewOutboxMessage], _next: NextTx<'_>) -> Result<(), FinishError> {
         let Some(mut open) = self.open.take() else {
             return Err(unknown_outcome(&sqlx::Error::WorkerCrashed));
         };
@@ -221,6 +222,12 @@ impl Session for SqliteSession {
                 }
                 return Err(FinishError::Broken(how.text().to_owned()));
             }
+        }
+        // Behind the seal: from here on nobody but the runtime uses the connection, and its transaction is ours.
+        for message in outbox {
+            outbox::insert(&mut open.writer.conn, message)
+                .await
+                .map_err(not_written)?;
         }
         failpoint!("before_commit");
         open.commit().await?;

@@ -19,7 +19,7 @@ where
     pub(super) async fn a_transaction_that_the_handler_ended_is_broken(self) {
         for ending in ENDINGS {
             let mut session = self.ended("m1", ending).await;
-            let finished = session.finish(NextTx::None).await;
+            let finished = session.finish(&[], NextTx::None).await;
             assert!(
                 matches!(finished, Err(FinishError::Broken(_))),
                 "a transaction that the handler ended by {ending:?} is not committed: {finished:?}"
@@ -79,7 +79,7 @@ where
         self.run(&mut session, EFFECT).await;
         let failed = self.try_run(&mut session, MISSING).await;
         assert!(failed.is_err(), "there is no such table");
-        let finished = session.finish(NextTx::None).await;
+        let finished = session.finish(&[], NextTx::None).await;
         drop(session);
         self.assert_committed(
             "m1",

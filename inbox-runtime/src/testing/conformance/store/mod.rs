@@ -254,7 +254,7 @@ async fn commit<S: Session>(session: &mut S) {
 
 async fn finish<S: Session>(session: &mut S, next: NextTx<'_>) {
     session
-        .finish(next)
+        .finish(&[], next)
         .await
         .expect("a transaction of ours can be committed");
 }
