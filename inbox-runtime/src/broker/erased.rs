@@ -37,6 +37,24 @@ impl DynBroker {
         self.0.publish(message).await
     }
 
+    /// Publishes messages, each after the one before it of the same subject and key. Returns a result for each, in their order.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for messages that the runtime itself publishes")
+    )]
+    pub(crate) async fn publish_all(&self, messages: Vec<Message>) -> Vec<Result<Published, BrokerError>> {
+        self.0.publish_all(messages).await
+    }
+
+    /// The largest payload that the broker takes, in bytes, as far as it is known now.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for messages that the runtime itself publishes")
+    )]
+    pub(crate) fn max_payload(&self) -> Option<usize> {
+        self.0.max_payload()
+    }
+
     pub(crate) fn file(&self) -> Option<PathBuf> {
         self.0.file()
     }
@@ -57,6 +75,8 @@ trait ErasedBroker: Send + Sync {
     fn describe(&self) -> BoxFuture<'_, Result<String, BrokerError>>;
     fn subscribe(&self, subscriptions: Vec<Subscription>) -> BoxFuture<'_, Result<Vec<DynSource>, BrokerError>>;
     fn publish(&self, message: Message) -> BoxFuture<'_, Result<Published, BrokerError>>;
+    fn publish_all(&self, messages: Vec<Message>) -> BoxFuture<'_, Vec<Result<Published, BrokerError>>>;
+    fn max_payload(&self) -> Option<usize>;
     fn file(&self) -> Option<PathBuf>;
 }
 
@@ -77,6 +97,29 @@ impl<B: Broker> ErasedBroker for B {
 
     fn publish(&self, message: Message) -> BoxFuture<'_, Result<Published, BrokerError>> {
         contained("publish", async move { Broker::publish(self, message).await })
+    }
+
+    fn publish_all(&self, messages: Vec<Message>) -> BoxFuture<'_, Vec<Result<Published, BrokerError>>> {
+        let count = messages.len();
+        let results = contained("publish_all", async move {
+            let results = Broker::publish_all(self, messages).await;
+            if results.len() == count {
+                return Ok(results);
+            }
+            let message = format!(
+                "its `publish_all` returned {} results for {count} messages",
+                results.len()
+            );
+            Err(BrokerError::Unavailable { message, source: None })
+        });
+        Box::pin(async move {
+            let failed = |error: BrokerError| (0..count).map(|_| Err(error.copied())).collect();
+            results.await.unwrap_or_else(failed)
+        })
+    }
+
+    fn max_payload(&self) -> Option<usize> {
+        said("max_payload", || Broker::max_payload(self)).flatten()
     }
 
     fn file(&self) -> Option<PathBuf> {
@@ -230,6 +273,19 @@ mod tests {
             assert_ne!(message.subject, "bad", "no such subject");
             Broker::publish(&self.0, message).await
         }
+
+        async fn publish_all(&self, mut messages: Vec<Message>) -> Vec<Result<Published, BrokerError>> {
+            assert!(
+                messages.iter().all(|message| message.subject != "bad"),
+                "no such subject"
+            );
+            messages.retain(|message| message.subject != "lost");
+            Broker::publish_all(&self.0, messages).await
+        }
+
+        fn max_payload(&self) -> Option<usize> {
+            panic!("it doesn't know");
+        }
     }
 
     #[tokio::test]
@@ -239,5 +295,25 @@ mod tests {
         assert!(matches!(error, BrokerError::Unavailable { .. }), "{error}");
         assert!(error.to_string().contains("`publish` panicked"), "{error}");
         broker.publish(Message::new("good", "1")).await.expect("published");
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_publish_all_and_a_wrong_number_of_results_are_errors_of_every_message() {
+        let broker = DynBroker::new(Panicking(Embedded::memory()));
+        let messages = |second| vec![Message::new("good", "1"), Message::new(second, "2")];
+        for (second, why) in [
+            ("bad", "`publish_all` panicked"),
+            ("lost", "returned 1 results for 2 messages"),
+        ] {
+            let results = broker.publish_all(messages(second)).await;
+            assert_eq!(results.len(), 2);
+            for result in results {
+                let error = result.expect_err(why);
+                assert!(matches!(error, BrokerError::Unavailable { .. }), "{error}");
+                assert!(error.to_string().contains(why), "{error}");
+            }
+        }
+        assert!(broker.publish_all(messages("good")).await.iter().all(Result::is_ok));
+        assert_eq!(broker.max_payload(), None);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::error::Error as StdError;
 
+use crate::error_chain::text;
+
 /// Trouble with the broker.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -74,6 +76,33 @@ impl BrokerError {
         Self::NotNow {
             message: message.into(),
             source: Some(source.into()),
+        }
+    }
+
+    /// An error of the same kind and with the same words, for another message that it concerns as well.
+    pub(crate) fn copied(&self) -> Self {
+        let with_cause = |message: &str, source: &Option<Box<dyn StdError + Send + Sync>>| match source {
+            Some(source) => format!("{message}: {}", text(&**source)),
+            None => message.to_owned(),
+        };
+        match self {
+            Self::Unavailable { message, source } => Self::Unavailable {
+                message: with_cause(message, source),
+                source: None,
+            },
+            Self::Refused { message, source } => Self::Refused {
+                message: with_cause(message, source),
+                source: None,
+            },
+            Self::NotNow { message, source } => Self::NotNow {
+                message: with_cause(message, source),
+                source: None,
+            },
+            Self::LeaseLost { position } => Self::LeaseLost {
+                position: position.clone(),
+            },
+            Self::Invalid(message) => Self::Invalid(message.clone()),
+            Self::Ended(message) => Self::Ended(message.clone()),
         }
     }
 }
