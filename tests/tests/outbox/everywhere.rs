@@ -16,6 +16,7 @@ suite!(
 
 async fn b24_what_a_handler_publishes_is_handled_once_by_the_next<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
+    world.broker.spread("invoice.created").await;
     let mut inbox = inbox(&world, &["orders", "invoices"]).await;
     order(&world, "o1", 3).await;
     for _ in 0..4 {
@@ -37,6 +38,7 @@ async fn b24_what_a_handler_publishes_is_handled_once_by_the_next<B: TestBroker,
 
 async fn b24_a_copy_of_a_message_publishes_nothing<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
+    world.broker.spread("invoice.created").await;
     let mut inbox = inbox(&world, &["orders"]).await;
     order(&world, "o1", 1).await;
     order(&world, "o1", 1).await;
@@ -48,6 +50,7 @@ async fn b24_a_copy_of_a_message_publishes_nothing<B: TestBroker, D: TestDatabas
 
 async fn b24_what_is_published_in_a_transaction_is_handled_if_it_commits<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
+    world.broker.spread("invoice.created").await;
     let mut inbox = inbox(&world, &["invoices"]).await;
     let mut tx = world.database.begin().await;
     assert_eq!(

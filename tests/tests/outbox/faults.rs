@@ -209,16 +209,19 @@ async fn b24_a_full_outbox_stops_the_handlers_that_publish<B: TestBroker, D: Tes
             .any(|warning| warning.contains("more than 10 messages"))
     })
     .await;
-    let pulled = world.probe.total();
-    order(&world, "o2", 1).await;
+    // A pull that had begun before may still return some of them.
+    for number in 0..100 {
+        order(&world, &format!("late-{number}"), 1).await;
+    }
     // The handler that doesn't publish goes on.
     world
         .broker
         .publish(Order::new("x").to("invoice.created").id("i1"))
         .await;
     eventually("it goes on", async || world.probe.runs("invoices", "i1") == 1).await;
-    assert_eq!(world.probe.total(), pulled + 1, "{:?}", world.probe.calls());
+    let handled = world.probe.total();
+    assert!(handled < 60, "{handled} of 102");
     world.flaky.answer(|_| None);
-    eventually("it goes on", async || world.probe.runs("orders", "o2") == 1).await;
+    eventually("all is handled", async || world.settled("orders").await).await;
     stop(inbox).await;
 }
