@@ -6,11 +6,11 @@ use inbox_tests::{Order, TestBroker, TestDatabase, World, embedded_suite, eventu
 use super::handlers::{order, waiting};
 
 embedded_suite!(
-    b24_a_message_that_the_broker_refuses_is_parked_and_the_next_ones_go_on,
-    b24_a_subject_that_the_broker_does_not_take_now_waits_alone,
-    b24_an_outage_of_the_broker_parks_nothing,
-    b24_a_message_that_was_committed_late_is_not_skipped,
-    b24_a_full_outbox_stops_the_handlers_that_publish,
+    b25_a_message_that_the_broker_refuses_is_parked_and_the_next_ones_go_on,
+    b25_a_subject_that_the_broker_does_not_take_now_waits_alone,
+    b25_an_outage_of_the_broker_parks_nothing,
+    b25_a_message_that_was_committed_late_is_not_skipped,
+    b25_a_full_outbox_stops_the_handlers_that_publish,
 );
 
 fn refused() -> BrokerError {
@@ -57,7 +57,7 @@ fn subjects(published: &[Message]) -> Vec<&str> {
     published.iter().map(|message| message.subject.as_str()).collect()
 }
 
-async fn b24_a_message_that_the_broker_refuses_is_parked_and_the_next_ones_go_on<B: TestBroker, D: TestDatabase>() {
+async fn b25_a_message_that_the_broker_refuses_is_parked_and_the_next_ones_go_on<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let large = Order::new("large").to("invoice.created").key("order-1");
     let is_large = large.payload.clone();
@@ -100,7 +100,7 @@ async fn b24_a_message_that_the_broker_refuses_is_parked_and_the_next_ones_go_on
     assert_eq!(outbox.parked(0, 10).await.expect("parked"), []);
 }
 
-async fn b24_a_subject_that_the_broker_does_not_take_now_waits_alone<B: TestBroker, D: TestDatabase>() {
+async fn b25_a_subject_that_the_broker_does_not_take_now_waits_alone<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     world.flaky.answer(|message| (message.subject == "waits").then(not_now));
     let inbox = spawn(&world, &["invoices"]).await;
@@ -145,7 +145,7 @@ fn amount(message: &Message) -> u64 {
     serde_json::from_slice::<Order>(payload).expect("an order").amount
 }
 
-async fn b24_an_outage_of_the_broker_parks_nothing<B: TestBroker, D: TestDatabase>() {
+async fn b25_an_outage_of_the_broker_parks_nothing<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     world.flaky.answer(|_| Some(gone()));
     let inbox = spawn(&world, &["orders"]).await;
@@ -172,7 +172,7 @@ async fn b24_an_outage_of_the_broker_parks_nothing<B: TestBroker, D: TestDatabas
     );
 }
 
-async fn b24_a_message_that_was_committed_late_is_not_skipped<B: TestBroker, D: TestDatabase>() {
+async fn b25_a_message_that_was_committed_late_is_not_skipped<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let inbox = spawn(&world, &["invoices"]).await;
     // SQLite has one writer, so nothing can be committed late there but by this order.
@@ -196,7 +196,7 @@ async fn b24_a_message_that_was_committed_late_is_not_skipped<B: TestBroker, D: 
     stop(inbox).await;
 }
 
-async fn b24_a_full_outbox_stops_the_handlers_that_publish<B: TestBroker, D: TestDatabase>() {
+async fn b25_a_full_outbox_stops_the_handlers_that_publish<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     world.flaky.answer(|_| Some(gone()));
     let builder = world.builder_of("inbox_tests::outbox_handlers", &["orders", "invoices"]);
