@@ -18,6 +18,7 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 
 mod faults;
+mod publish_all;
 mod retention;
 mod start;
 

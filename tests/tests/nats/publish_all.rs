@@ -94,7 +94,7 @@ async fn a_subject_without_a_stream_keeps_only_itself_back() {
         match result {
             Ok(_) if place % 2 == 0 => {}
             Err(BrokerError::NotNow { message, .. }) if place == 1 => {
-                assert!(message.contains("no stream"), "{message}")
+                assert!(message.contains("no stream"), "{message}");
             }
             Err(BrokerError::NotNow { message, .. }) if place % 2 == 1 => {
                 assert!(message.contains("an earlier message"), "{message}");
