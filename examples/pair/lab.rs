@@ -2,7 +2,7 @@
 
 use std::{
     sync::atomic::Ordering,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use inbox_runtime::{Broker, Inbox, InboxBuilder, Message, OutboxMode, Outcome};
@@ -123,7 +123,12 @@ impl<B: Broker + Clone, D: Database> Lab<B, D> {
             "relay cycle 1, crash after the send: outbox={pending} messages={messages}"
         ));
 
-        self.relay().await?.process_one(Duration::ZERO).await?;
+        let mut next = self.relay().await?;
+        let began = Instant::now();
+        // The database takes a moment to notice that the other one has died, and what it held is taken until then.
+        while self.pending().await? > 0 && began.elapsed() < PATIENCE {
+            next.process_one(Duration::ZERO).await?;
+        }
         let sent = self.sent(ORDERS, &order);
         let mut ids: Vec<_> = sent.iter().map(|message| message.headers.get("message_id")).collect();
         ids.dedup();
