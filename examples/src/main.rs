@@ -6,7 +6,7 @@ struct Example(&'static str, &'static str, &'static str, bool);
 const EMBEDDED: &str = "the features `embedded` and `sqlite`";
 const HAS_EMBEDDED: bool = cfg!(all(feature = "embedded", feature = "sqlite"));
 
-const EXAMPLES: [Example; 10] = [
+const EXAMPLES: [Example; 11] = [
     Example(
         "quickstart",
         "an event that was sent twice, a handler that fails halfway, two services that handle the same event",
@@ -19,6 +19,15 @@ const EXAMPLES: [Example; 10] = [
         "a broker and a database",
         cfg!(all(
             any(feature = "embedded", feature = "nats", feature = "kafka"),
+            any(feature = "sqlite", feature = "postgres")
+        )),
+    ),
+    Example(
+        "pair",
+        "outbox and inbox: an order, its message and its invoice, wherever a program dies",
+        "a broker (not NATS) and a database",
+        cfg!(all(
+            any(feature = "embedded", feature = "kafka"),
             any(feature = "sqlite", feature = "postgres")
         )),
     ),

@@ -6,6 +6,7 @@
 //! | [ack_strategies] | When is a message acknowledged, and which choice is mine? |
 //! | [ids] | By which id is a message deduplicated? |
 //! | [failing] | What happens when a handler fails, and how do I get a message back? |
+//! | [outbox] | How do I publish, in the transaction of what I write? |
 //! | [scaling] | How do I run more at a time, more processes, more services? |
 //! | [testing] | How do I test a handler, and a crash? |
 //! | [configuration] | What can be set, and where? |
@@ -24,6 +25,9 @@ pub mod ids {}
 
 #[doc = include_str!("../docs/failing.md")]
 pub mod failing {}
+
+#[doc = include_str!("../docs/outbox.md")]
+pub mod outbox {}
 
 #[doc = include_str!("../docs/scaling.md")]
 pub mod scaling {}

@@ -42,6 +42,8 @@
 //! 4. *Seal* proves that the transaction is still the one that holds the claim; a handler that ends it itself is detected.
 //! 5. Only a confirmed commit is followed by the acknowledgement.
 //!
+//! What the handler publishes by its [`Outbox`] is written just before the seal, and a relay publishes it after the commit.
+//!
 //! # Running
 //!
 //! [`run`] drives every handler that is linked into the program, with settings from the environment and `inbox.toml`
@@ -57,9 +59,9 @@
 //!
 //! The guide has a page for each question: what is [guaranteed](guide::guarantee) and what is not, when a message is
 //! [acknowledged](guide::ack_strategies), by which id it is [deduplicated](guide::ids), what happens when a handler
-//! [fails](guide::failing), how to run [more processes](guide::scaling), how to [test](guide::testing) a handler and a
-//! crash, and what is different for those who [come from Python](guide::from_python). What a file of handlers needs is in
-//! the [`prelude`].
+//! [fails](guide::failing), how to [publish](guide::outbox) in its transaction, how to run [more processes](guide::scaling), how
+//! to [test](guide::testing) a handler and a crash, and what is different for those who [come from Python](guide::from_python).
+//! What a file of handlers needs is in the [`prelude`].
 //!
 //! # Features
 //!

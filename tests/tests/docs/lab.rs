@@ -77,6 +77,29 @@ fn b2_b13_the_lab_prints_the_same_on_kafka_and_postgresql() {
     assert!(versions[1].starts_with("PostgreSQL "), "{versions:?}");
 }
 
+/// What the lab of the pair measures. The first five and the two deliveries are of the author's own lab, without their padding; the
+/// others are of its newer one.
+const PAIR: [&str; 11] = [
+    "commit, then publish, crash between: orders=1 messages=0",
+    "publish, then commit, commit fails: orders=0 messages=1",
+    "order and message in one transaction, rolled back: orders=0 outbox=0 messages=0",
+    "relay cycle 1, crash after the send: outbox=1 messages=1",
+    "relay cycle 2, normal: outbox=0 messages=2 ids=1",
+    "delivery 1: processed=True duplicate=False committed=True invoices=1",
+    "delivery 2: processed=False duplicate=True committed=True invoices=1",
+    "broker away, 3 relay cycles: pending=3 parked=0",
+    "broker back, 1 relay cycle: pending=0 messages=3 invoices=3",
+    "two messages without an id: ids=2 processed=2 invoices=2",
+    "the next message, which the handler publishes: invoices=6 messages=6 mails=6",
+];
+
+#[test]
+fn b25_the_pair_loses_nothing_and_does_nothing_twice() {
+    let printed = run("pair");
+    let (_, lines) = printed.split_once("---\n").expect("the heading");
+    assert_eq!(lines.lines().collect::<Vec<_>>(), PAIR);
+}
+
 #[test]
 fn b11_the_quickstart_prints_the_two_lines_twice_in_a_row() {
     let printed = run("quickstart");

@@ -3,4 +3,6 @@
 mod lab;
 mod outside;
 mod readme;
+#[cfg(feature = "postgres")]
+mod takeover;
 mod texts;

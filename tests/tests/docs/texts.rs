@@ -14,7 +14,7 @@ fn root() -> &'static Path {
 /// Every text with its name: those in the root, the guide, and the heads of the examples.
 fn texts() -> Vec<(String, String)> {
     let mut paths = vec![root().join("README.md"), root().join("CONTRIBUTING.md")];
-    for folder in ["inbox-runtime/docs", "examples"] {
+    for folder in ["inbox-runtime/docs", "examples", "examples/pair"] {
         let files = fs::read_dir(root().join(folder)).expect("a folder");
         paths.extend(
             files
@@ -274,62 +274,4 @@ fn every_example_is_listed() {
     let names: BTreeSet<_> = names.map(str::to_owned).collect();
     assert_eq!(names, Workspace::new().targets("inbox-examples", "example"));
     assert!(listed.contains("(left out: needs `--features axum`)"), "{listed}");
-}
-
-/// The page about Python says how to take over what was handled. The URL and the statement are its own.
-#[cfg(feature = "postgres")]
-#[tokio::test]
-async fn what_nats_outbox_has_handled_is_a_duplicate_after_the_takeover() {
-    use inbox_runtime::{Message, Outcome, sqlx::PgPool, testing::Harness};
-    use inbox_tests::{PostgresDatabase, Probe, TestDatabase};
-
-    const PAGE: &str = include_str!("../../../inbox-runtime/docs/from_python.md");
-    let database = PostgresDatabase::fresh().await;
-    let old = "0e1e0c5e-5a0c-4b3e-8b5a-111111111111";
-    database
-        .exec(&format!(
-            "CREATE TABLE inbox_events (event_id uuid, consumer_group text, PRIMARY KEY (event_id, consumer_group)); \
-             INSERT INTO inbox_events VALUES ('{old}', 'billing')"
-        ))
-        .await;
-    let refused = inbox_runtime::migrate(&database.pool())
-        .await
-        .expect_err("it is another's");
-    assert!(format!("{refused:?}").contains("inbox_events"), "{refused:?}");
-
-    let given = PAGE
-        .split('`')
-        .find(|span| span.contains("?options="))
-        .expect("the URL");
-    let (_, options) = given.split_once('?').expect("the options");
-    let url = database.url();
-    let separator = if url.contains('?') { '&' } else { '?' };
-    assert!(PAGE.contains("`CREATE SCHEMA inbox`"));
-    database.exec("CREATE SCHEMA inbox").await;
-    let pool = PgPool::connect(&format!("{url}{separator}{options}"))
-        .await
-        .expect("the database");
-    inbox_runtime::migrate(&pool).await.expect("the tables");
-    let copy = blocks(PAGE)
-        .into_iter()
-        .find(|block| block.language == "sql")
-        .expect("the statement");
-    database.exec(&copy.code).await;
-
-    let mut inbox = Harness::start(&pool, |inbox| {
-        let ours = |name: &str| name == "inbox_tests::handlers::postgres::billing";
-        inbox
-            .groups(["billing"])
-            .state(Probe::default())
-            .select(move |meta| ours(meta.name))
-    })
-    .await;
-    let fresh = "0e1e0c5e-5a0c-4b3e-8b5a-222222222222";
-    for id in [old, fresh] {
-        let message = Message::new("order.created", r#"{"order_id": "o1"}"#).header("Nats-Msg-Id", id);
-        inbox.publish(message).await;
-    }
-    inbox.assert_outcome(old, Outcome::Duplicate).await;
-    inbox.assert_outcome(fresh, Outcome::Processed).await;
-    inbox.assert_count("SELECT count(*) FROM effects", 1).await;
 }

@@ -100,6 +100,14 @@ fn the_page_on_telemetry_has_every_metric() {
 }
 
 #[test]
+fn the_page_on_telemetry_has_every_metric_of_an_outbox() {
+    let row =
+        |metric: &telemetry::Metric| format!("| `{}` | {} | {} |", metric.name, metric.kind.as_str(), metric.meaning);
+    let rows: Vec<_> = telemetry::OUTBOX_METRICS.iter().map(row).collect();
+    assert_table(TELEMETRY, "| metric | kind | meaning |", &rows);
+}
+
+#[test]
 fn the_page_on_telemetry_has_every_outcome() {
     let page = fs::read_to_string(repository(TELEMETRY)).expect(TELEMETRY);
     for outcome in Outcome::ALL {
