@@ -58,13 +58,14 @@ async fn e13_per_key_no_message_comes_before_an_earlier_one<B: TestBroker, D: Te
             .await;
     }
     inbox_runtime::migrate(&world.database.pool()).await.expect("tables");
-    let relay = || {
+    let relay = async || {
         let builder = Inbox::builder()
             .store(world.database.pool())
             .broker(world.flaky.clone())
             .groups(Vec::<String>::new())
             .outbox(OutboxMode::Relay);
-        async move { tokio::spawn(builder.build().await.expect("a relay").run()) }
+        let inbox = builder.build().await.expect("a relay");
+        tokio::spawn(inbox.run()).abort_handle()
     };
     let until = Instant::now() + time();
     // SQLite has one writer at a time; the relays write, too.
