@@ -795,9 +795,9 @@ async fn a_pull_is_woken_by_another_broker_on_the_file() {
         let (published, pulled) = tokio::join!(publishing, pulling);
         latencies.push(pulled.saturating_duration_since(published));
     }
-    // The fastest of several: a busy machine may be late at any time.
+    // The fastest of several, and far less than the pull waits for: a busy machine may be late at any time.
     latencies.sort();
-    assert!(latencies[0] < Duration::from_millis(200), "{latencies:?}");
+    assert!(latencies[0] < 2 * SECOND, "{latencies:?}");
 }
 
 #[test]
