@@ -30,8 +30,8 @@ const CONCURRENCY: usize = 2;
 /// The most messages of one batch, and the bytes after which it gets no further one.
 const MAX_MESSAGES: u32 = 512;
 const MAX_BYTES: u64 = 8 << 20;
-/// How long the broker may take for a batch.
-const PUBLISH_WAIT: Duration = Duration::from_secs(30);
+/// How long the broker may take for a batch, which is longer than each takes by itself to say what it doesn't take now.
+const PUBLISH_WAIT: Duration = Duration::from_secs(90);
 /// The pause between two looks at an outbox that was empty, from the first to the longest.
 const POLL: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(600));
 /// The pause before a look at a lane that another relay had.

@@ -8,6 +8,7 @@ mod failures_of_one_message;
 mod handlers;
 mod kill_campaign;
 mod outages;
+mod outbox;
 mod pooler;
 mod prefetched_claims;
 mod seal;
