@@ -206,7 +206,16 @@ impl Inbox {
             tasks.spawn(handler.runner.run(handler.source, stop.clone()));
         }
         let _nudge = Nudge::start(handlers.iter().map(|(_, running)| running.clone()).collect());
-        let mut ended = std::pin::pin!(supervise(tasks, stop.clone(), Handlers(handlers)));
+        // A program that only relays runs until it is told to stop.
+        let only_relays = handlers.is_empty() && !self.relays.is_empty();
+        let drain = stop.drain.clone();
+        let ended = supervise(tasks, stop.clone(), Handlers(handlers));
+        let mut ended = std::pin::pin!(async {
+            if only_relays {
+                drain.cancelled().await;
+            }
+            ended.await
+        });
         let stopping = stop_in_time(stop, self.shutdown, self.abort, self.shutdown_timeout);
         let mut stopping = std::pin::pin!(stopping);
         let mut aborted = None;

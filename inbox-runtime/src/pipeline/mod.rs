@@ -1,11 +1,11 @@
 //! Takes one delivery from its decoding to its settlement.
 //!
 //! ```text
-//!  decode ─▶ attempts ─▶ transaction: begin ─▶ claim ─▶ handle ─▶ before_seal ─▶ seal, commit ─┐
-//!    │          │                       │         │        │                           │       │
-//!    ▼          ▼                       ▼         ▼        ▼                           ▼       ▼
-//!  rejected   exhausted, busy        outage   duplicate,  failed                 broken, lost  committed
-//!    └──────────┴───────────────────────┴──── locked ──────┴───────────────────────────┴───────┘
+//!  decode ─▶ attempts ─▶ transaction: begin ─▶ claim ─▶ handle ─▶ outbox, seal, commit ───────┐
+//!    │          │                       │         │        │                    │              │
+//!    ▼          ▼                       ▼         ▼        ▼                    ▼              ▼
+//!  rejected   exhausted, busy        outage   duplicate,  failed          broken, lost      committed
+//!    └──────────┴───────────────────────┴──── locked ──────┴────────────────────┴──────────────┘
 //!                                                │ how it ended
 //!                                                ▼
 //!         resolve ◀──▶ disposition (pure): acknowledge, nak, retry in place, or dead-letter

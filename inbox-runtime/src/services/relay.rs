@@ -2,7 +2,6 @@
 //! deletes what it has confirmed. There is no leader: every program may relay, a lane is one relay's for the time of one batch.
 
 use std::{
-    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -34,7 +33,7 @@ const MAX_BYTES: u64 = 8 << 20;
 const PUBLISH_WAIT: Duration = Duration::from_secs(90);
 /// The pause between two looks at an outbox that was empty, from the first to the longest.
 const POLL: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(600));
-/// The pause before a look at a lane that another relay had.
+/// The first pause before a look at lanes that other relays have.
 const TAKEN: Duration = Duration::from_millis(5);
 /// How many delayed messages are moved at a time.
 const MAX_DUE: u32 = 1000;
@@ -64,6 +63,46 @@ struct Round {
     taken: bool,
     /// Why the database or the broker can't be used now.
     outage: Option<String>,
+}
+
+/// How long the pauses between two looks are.
+struct Pauses {
+    /// After a look that has found nothing.
+    empty: Duration,
+    /// After one that has found only what other relays have.
+    taken: Duration,
+    /// How many looks in a row have met an outage.
+    failures: u32,
+}
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self {
+            empty: POLL.0,
+            taken: TAKEN,
+            failures: 0,
+        }
+    }
+}
+
+impl Pauses {
+    fn after_outage(&mut self) -> Duration {
+        self.failures += 1;
+        OUTAGE.first.max(OUTAGE.delay(self.failures))
+    }
+
+    /// The pause after a look that has met no outage.
+    fn after(&mut self, round: &Round) -> Duration {
+        self.failures = 0;
+        if round.progress {
+            *self = Self::default();
+            return Duration::ZERO;
+        }
+        let pause = if round.taken { &mut self.taken } else { &mut self.empty };
+        let now = *pause;
+        *pause = (now * 2).min(POLL.1);
+        now
+    }
 }
 
 impl Round {
@@ -97,39 +136,39 @@ impl Relay {
         while self.round(&mut lanes).await.progress {}
     }
 
-    /// Relays for ever.
-    async fn relay(&self) {
+    /// Relays until it is told to stop; what is under way then is finished.
+    async fn relay(&self, stop: &CancellationToken) {
         let mut lanes = Lanes::new(self.records.outbox_lanes());
-        let (mut failures, mut pause) = (0, POLL.0);
-        loop {
+        let mut pauses = Pauses::default();
+        while !stop.is_cancelled() {
             // From before the look on: what is committed meanwhile is found by the next one.
             let woken = outbox_wake::woken();
             let round = self.round(&mut lanes).await;
             self.watch.set_relayed(round.outage.clone(), lanes.waiting());
-            if let Some(why) = round.outage {
-                failures += 1;
-                if failures == 1 {
-                    tracing::warn!(
-                        database = self.database,
-                        error = why,
-                        "the outbox can't be relayed now; trying again"
-                    );
+            let pause = match &round.outage {
+                Some(why) => {
+                    if pauses.failures == 0 {
+                        tracing::warn!(
+                            database = self.database,
+                            error = why,
+                            "the outbox can't be relayed now; trying again"
+                        );
+                    }
+                    pauses.after_outage()
                 }
-                tokio::time::sleep(OUTAGE.first.max(OUTAGE.delay(failures))).await;
-                continue;
-            }
-            if mem::take(&mut failures) > 0 {
-                tracing::info!(database = self.database, "the outbox is relayed again");
-            }
-            if round.progress {
-                pause = POLL.0;
-                continue;
-            }
-            let wait = if round.taken { TAKEN } else { pause };
-            pause = (pause * 2).min(POLL.1);
-            let wait = lanes.next_trial().map_or(wait, |trial| wait.min(trial));
-            if timeout(wait, woken).await.is_ok() {
-                pause = POLL.0;
+                None => {
+                    if pauses.failures > 0 {
+                        tracing::info!(database = self.database, "the outbox is relayed again");
+                    }
+                    let pause = pauses.after(&round);
+                    lanes.next_trial().map_or(pause, |trial| pause.min(trial))
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                // Nothing that is committed meanwhile ends an outage.
+                () = woken, if round.outage.is_none() => pauses.empty = POLL.0,
+                () = tokio::time::sleep(pause) => {}
             }
         }
     }
@@ -268,6 +307,6 @@ impl Service for Relay {
     }
 
     async fn run(&self, stop: CancellationToken) {
-        stop.run_until_cancelled(self.relay()).await;
+        self.relay(&stop).await;
     }
 }

@@ -220,7 +220,7 @@ pub(super) const OUTBOX_OLDEST: Metric = outbox_metric(
 pub(super) const OUTBOX_PENDING: Metric = outbox_metric(
     "inbox_outbox_pending_messages",
     MetricKind::Gauge,
-    "messages that wait in the outbox and are not delayed; counted every five seconds, up to one more than `outbox.max_pending`",
+    "messages that wait in the outbox and are not delayed; counted every five seconds, up to one more than `outbox_max_pending`",
 );
 pub(super) const OUTBOX_PUBLISHED: Metric = outbox_metric(
     "inbox_outbox_published_total",

@@ -30,6 +30,15 @@ async fn b25_one_program_writes_and_another_relays<B: TestBroker, D: TestDatabas
     eventually("all are published", async || world.flaky.published().len() == 3).await;
     eventually("the outbox is empty", async || waiting(&world.database).await == 0).await;
     assert!(relay.health().ready, "{:?}", relay.health());
+    // It runs until it is told to stop.
+    let ends = tokio::time::timeout(
+        std::time::Duration::from_secs(4),
+        eventually("it ends", async || !relay.health().live),
+    )
+    .await;
+    assert!(ends.is_err(), "{:?}", relay.health());
+    order(&world, "o2", 2).await;
+    eventually("all are published", async || world.flaky.published().len() == 5).await;
     for inbox in [writer, relay] {
         inbox.stop();
         inbox.join().await.expect("it ends well");

@@ -95,7 +95,7 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE";
 impl PostgresStore {
     /// Tries to take the lock of a lane, or that of those who move delayed messages.
     async fn lock_lane(&self, lane: i64) -> Result<Option<OwnTx>, StoreError> {
-        let mut tx = self.begin(BEGIN).await?;
+        let mut tx = self.begin_relay(BEGIN).await?;
         let row = sqlx::query(LOCK)
             .persistent(false)
             .bind(lane)
@@ -111,7 +111,7 @@ impl PostgresStore {
 
     /// Runs a statement whose argument is a number. Returns how many rows it has written.
     async fn write_by_number(&self, sql: &'static str, number: i64) -> Result<u64, StoreError> {
-        let mut tx = self.begin_write().await?;
+        let mut tx = self.begin_relay("BEGIN READ WRITE").await?;
         let done = sqlx::query(sql)
             .persistent(false)
             .bind(number)
@@ -123,7 +123,7 @@ impl PostgresStore {
     }
 
     async fn count_up_to(&self, sql: &'static str, max: u64) -> Result<u64, StoreError> {
-        let mut tx = self.begin_read().await?;
+        let mut tx = self.begin_relay("BEGIN READ ONLY").await?;
         let row = sqlx::query(sql)
             .persistent(false)
             .bind(i64::try_from(max).unwrap_or(i64::MAX))
@@ -143,7 +143,7 @@ impl OutboxStore for PostgresStore {
 
     fn outbox_heads<'a>(&'a self, from: &'a [i64]) -> BoxFuture<'a, Result<OutboxHeads, StoreError>> {
         Box::pin(async move {
-            let mut conn = self.acquire().await?;
+            let mut conn = self.relay_pool().acquire().await.map_err(unavailable)?;
             let from: Vec<_> = from.iter().map(ToString::to_string).collect();
             let sql = HEADS.replace("{}", &format!("{{{}}}", from.join(",")));
             let rows = sqlx::raw_sql(AssertSqlSafe(sql))
@@ -160,6 +160,8 @@ impl OutboxStore for PostgresStore {
     ) -> BoxFuture<'a, Result<Option<Box<dyn OutboxLane>>, StoreError>> {
         Box::pin(async move {
             let lane = i64::from(request.lane);
+            // Not while a lane is held.
+            let charset = self.charset().await?;
             let Some(mut tx) = self.lock_lane(lane).await? else {
                 return Ok(None);
             };
@@ -174,7 +176,6 @@ impl OutboxStore for PostgresStore {
                 .await
                 .map_err(own_statement)?;
             let rows = read_all(&rows, RowReader::outgoing).map_err(unavailable)?;
-            let charset = self.charset().await?;
             Ok(Some(Box::new(PostgresLane {
                 tx,
                 lane,
@@ -211,7 +212,7 @@ impl OutboxStore for PostgresStore {
 
     fn parked(&self, after: i64, limit: u32) -> BoxFuture<'_, Result<Vec<ParkedMessage>, StoreError>> {
         Box::pin(async move {
-            let mut tx = self.begin_read().await?;
+            let mut tx = self.begin_relay("BEGIN READ ONLY").await?;
             let rows = sqlx::query(LIST_PARKED)
                 .persistent(false)
                 .bind(after)

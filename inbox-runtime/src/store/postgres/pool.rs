@@ -1,8 +1,11 @@
 //! The store itself: a pool of connections, and what has been learned about the server behind it.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use sqlx::{Connection, PgPool, Postgres, Row};
@@ -14,6 +17,11 @@ use crate::store::{
     encoding::{Charset, StoredKey},
     transaction::TxConnection,
 };
+
+/// How many connections relays may have: one for each of the two lanes that they work on, one for their looks.
+const RELAY_CONNECTIONS: u32 = 3;
+/// How long a relay's connection is kept that is not used.
+const RELAY_IDLE: Duration = Duration::from_secs(60);
 
 /// An inbox in a PostgreSQL database, in the schema that the connection's `search_path` names.
 #[derive(Clone, Debug)]
@@ -32,6 +40,8 @@ pub(super) struct ServerInfo {
     unnamed: AtomicBool,
     /// The claim in the schema that the first session found.
     claim: OnceLock<Arc<ClaimSql>>,
+    /// The connections of relays, which keep them while they wait for the broker: workers must not wait for those.
+    relay_pool: OnceLock<PgPool>,
     /// What texts can be stored, by the database's encoding.
     charset: OnceCell<Charset>,
 }
@@ -102,10 +112,33 @@ impl PostgresStore {
         self.begin("BEGIN READ ONLY").await
     }
 
-    pub(super) async fn begin(&self, statement: &'static str) -> Result<OwnTx, StoreError> {
-        let mut conn = self.acquire().await?;
+    /// The same on a connection of a relay, with that statement.
+    pub(super) async fn begin_relay(&self, statement: &'static str) -> Result<OwnTx, StoreError> {
+        let conn = self.relay_pool().acquire().await.map(TxConnection::new);
+        Self::begin_on(conn.map_err(errors::unavailable)?, statement).await
+    }
+
+    async fn begin(&self, statement: &'static str) -> Result<OwnTx, StoreError> {
+        Self::begin_on(self.acquire().await?, statement).await
+    }
+
+    async fn begin_on(mut conn: TxConnection<Postgres>, statement: &'static str) -> Result<OwnTx, StoreError> {
         conn.begin(statement).await.map_err(errors::own_statement)?;
         Ok(OwnTx { conn })
+    }
+
+    /// The pool of relays: as the store's own, with few connections, which are closed when they are not used.
+    pub(super) fn relay_pool(&self) -> &PgPool {
+        self.server.relay_pool.get_or_init(|| {
+            let options = self
+                .pool
+                .options()
+                .clone()
+                .min_connections(0)
+                .max_connections(RELAY_CONNECTIONS);
+            let options = options.idle_timeout(RELAY_IDLE);
+            options.connect_lazy_with(self.pool.connect_options().as_ref().clone())
+        })
     }
 
     pub(super) async fn charset(&self) -> Result<Charset, StoreError> {
