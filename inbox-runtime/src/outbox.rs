@@ -15,7 +15,7 @@ use crate::{
 /// transaction commits. Returns the message's id, which is its header `message_id`, or a new UUID of version 7.
 ///
 /// It is written at once, as a row of `inbox_outbox`, and a program that relays (any inbox on this database, unless its
-/// [`OutboxMode`] says otherwise) publishes it after the commit. The tables must be there: call [`migrate`](crate::migrate) once.
+/// [`OutboxMode`](crate::OutboxMode) says otherwise) publishes it after the commit. The tables must be there: call [`migrate`](crate::migrate) once.
 ///
 /// The order of messages of one subject and key is that in which they are written here, among transactions that exclude one
 /// another: publish after the row that they tell of is locked or written. Inside a handler prefer [`Outbox`](crate::Outbox), which

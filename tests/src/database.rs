@@ -277,7 +277,13 @@ impl TestDatabase for SqliteFile {
     }
 
     async fn begin(&self) -> Self::Tx {
-        self.pool.begin_with("BEGIN IMMEDIATE").await.expect("a transaction")
+        // The file has one writer at a time, and a busy machine may let one wait for longer than the pool's timeout.
+        for _ in 0..60 {
+            if let Ok(tx) = self.pool.begin_with("BEGIN IMMEDIATE").await {
+                return tx;
+            }
+        }
+        panic!("no transaction");
     }
 
     async fn commit(tx: Self::Tx) {

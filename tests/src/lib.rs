@@ -13,6 +13,7 @@ pub mod guide;
 pub mod handlers;
 mod http;
 mod linked;
+pub mod ordered;
 pub mod outbox_handlers;
 mod probe;
 pub mod process;

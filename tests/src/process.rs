@@ -15,7 +15,11 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{broker::TestBroker, database::TestDatabase, world::World};
+use crate::{
+    broker::TestBroker,
+    database::TestDatabase,
+    world::{World, pause},
+};
 
 /// How long a process may take for whatever a test waits for.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -200,12 +204,13 @@ impl Worker {
     async fn wait(&mut self, what: &str, seen: impl Fn(&Self) -> bool) {
         let start = Instant::now();
         loop {
-            let over = self.is_over() || start.elapsed() > PATIENCE;
+            let waited = start.elapsed();
+            let over = self.is_over() || waited > PATIENCE;
             if seen(self) {
                 return;
             }
             assert!(!over, "a worker never said `{what}`: {self:#?}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep(pause(waited)).await;
         }
     }
 

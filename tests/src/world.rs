@@ -169,12 +169,16 @@ pub async fn nothing_more(inbox: &mut Inbox) {
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
     let start = std::time::Instant::now();
     while !condition().await {
-        assert!(
-            start.elapsed() < Duration::from_mins(2),
-            "not within two minutes: {what}"
-        );
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        let waited = start.elapsed();
+        assert!(waited < Duration::from_mins(2), "not within two minutes: {what}");
+        tokio::time::sleep(pause(waited)).await;
     }
+}
+
+/// The time until the next look of somebody who has waited that long: looks take time from the servers and the processor, which
+/// what is waited for needs too.
+pub(crate) fn pause(waited: Duration) -> Duration {
+    (waited / 4).clamp(Duration::from_millis(10), Duration::from_millis(200))
 }
 
 /// Asserts that something takes no longer than `limit` at one of five tries: a busy machine may be late at any of them.

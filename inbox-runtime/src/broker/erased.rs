@@ -28,17 +28,14 @@ impl DynBroker {
         self.0.subscribe(subscriptions).await
     }
 
-    /// Publishes a message; returns when the broker has it for good.
-    pub(crate) async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
-        self.0.publish(message).await
+    /// Publishes messages, each after the one before it of the same subject and key. Returns a result for each, in their order.
+    pub(crate) async fn publish_all(&self, messages: Vec<Message>) -> Vec<Result<Published, BrokerError>> {
+        self.0.publish_all(messages).await
     }
 
-    pub(crate) async fn publish_all(&self, messages: Vec<Message>) -> Vec<Result<Published, BrokerError>> {
-        let mut all = Vec::new();
-        for message in messages {
-            all.push(self.publish(message).await);
-        }
-        all
+    /// Whether the broker would take the message, as far as it is known now; the error says why not.
+    pub(crate) fn check(&self, message: &Message) -> Result<(), String> {
+        self.0.check(message)
     }
 
     pub(crate) fn file(&self) -> Option<PathBuf> {
@@ -60,7 +57,8 @@ pub(crate) type DynLease = Arc<dyn ErasedLease>;
 trait ErasedBroker: Send + Sync {
     fn describe(&self) -> BoxFuture<'_, Result<String, BrokerError>>;
     fn subscribe(&self, subscriptions: Vec<Subscription>) -> BoxFuture<'_, Result<Vec<DynSource>, BrokerError>>;
-    fn publish(&self, message: Message) -> BoxFuture<'_, Result<Published, BrokerError>>;
+    fn publish_all(&self, messages: Vec<Message>) -> BoxFuture<'_, Vec<Result<Published, BrokerError>>>;
+    fn check(&self, message: &Message) -> Result<(), String>;
     fn file(&self) -> Option<PathBuf>;
 }
 
@@ -79,8 +77,28 @@ impl<B: Broker> ErasedBroker for B {
         })
     }
 
-    fn publish(&self, message: Message) -> BoxFuture<'_, Result<Published, BrokerError>> {
-        contained("publish", async move { Broker::publish(self, message).await })
+    fn publish_all(&self, messages: Vec<Message>) -> BoxFuture<'_, Vec<Result<Published, BrokerError>>> {
+        let count = messages.len();
+        let results = contained("publish_all", async move {
+            let results = Broker::publish_all(self, messages).await;
+            if results.len() == count {
+                return Ok(results);
+            }
+            let message = format!(
+                "its `publish_all` returned {} results for {count} messages",
+                results.len()
+            );
+            Err(BrokerError::Unavailable { message, source: None })
+        });
+        Box::pin(async move {
+            let failed = |error: BrokerError| (0..count).map(|_| Err(error.copied())).collect();
+            results.await.unwrap_or_else(failed)
+        })
+    }
+
+    fn check(&self, message: &Message) -> Result<(), String> {
+        // What it can't tell now it tells when the message is published.
+        said("check", || Broker::check(self, message)).unwrap_or(Ok(()))
     }
 
     fn file(&self) -> Option<PathBuf> {
@@ -234,14 +252,38 @@ mod tests {
             assert_ne!(message.subject, "bad", "no such subject");
             Broker::publish(&self.0, message).await
         }
+
+        async fn publish_all(&self, mut messages: Vec<Message>) -> Vec<Result<Published, BrokerError>> {
+            assert!(
+                messages.iter().all(|message| message.subject != "bad"),
+                "no such subject"
+            );
+            messages.retain(|message| message.subject != "lost");
+            Broker::publish_all(&self.0, messages).await
+        }
+
+        fn max_payload(&self) -> Option<usize> {
+            panic!("it doesn't know");
+        }
     }
 
     #[tokio::test]
-    async fn a_panic_of_publish_is_an_error_and_the_next_message_is_published() {
+    async fn a_panic_of_publish_all_and_a_wrong_number_of_results_are_errors_of_every_message() {
         let broker = DynBroker::new(Panicking(Embedded::memory()));
-        let error = broker.publish(Message::new("bad", "1")).await.expect_err("a panic");
-        assert!(matches!(error, BrokerError::Unavailable { .. }), "{error}");
-        assert!(error.to_string().contains("`publish` panicked"), "{error}");
-        broker.publish(Message::new("good", "1")).await.expect("published");
+        let messages = |second| vec![Message::new("good", "1"), Message::new(second, "2")];
+        for (second, why) in [
+            ("bad", "`publish_all` panicked"),
+            ("lost", "returned 1 results for 2 messages"),
+        ] {
+            let results = broker.publish_all(messages(second)).await;
+            assert_eq!(results.len(), 2);
+            for result in results {
+                let error = result.expect_err(why);
+                assert!(matches!(error, BrokerError::Unavailable { .. }), "{error}");
+                assert!(error.to_string().contains(why), "{error}");
+            }
+        }
+        assert!(broker.publish_all(messages("good")).await.iter().all(Result::is_ok));
+        assert_eq!(broker.check(&Message::new("good", "1")), Ok(()), "it panics");
     }
 }

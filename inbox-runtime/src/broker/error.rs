@@ -2,6 +2,8 @@
 
 use std::error::Error as StdError;
 
+use crate::error_chain::text;
+
 /// Trouble with the broker.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -15,11 +17,19 @@ pub enum BrokerError {
         #[source]
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
-    /// The broker refuses this message and would again: it is too large, its subject, key or a header is not allowed, or the
-    /// right to publish to its subject is missing.
+    /// The broker refuses this message and would again: it is too large, or its subject, key or a header is not allowed.
     #[error("the broker refused the message: {message}")]
     Refused {
         /// What it refused, and what to do instead.
+        message: String,
+        /// The broker's own words.
+        #[source]
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    },
+    /// The right to publish to the message's subject is missing, which somebody may grant.
+    #[error("the broker denies the message: {message}")]
+    Denied {
+        /// What it denies, and which right is missing.
         message: String,
         /// The broker's own words.
         #[source]
@@ -68,12 +78,52 @@ impl BrokerError {
         }
     }
 
+    /// A message whose subject may not be published to.
+    #[must_use]
+    pub fn denied(message: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::Denied {
+            message: message.into(),
+            source: Some(source.into()),
+        }
+    }
+
     /// A message that the broker may take later.
     #[must_use]
     pub fn not_now(message: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::NotNow {
             message: message.into(),
             source: Some(source.into()),
+        }
+    }
+
+    /// An error of the same kind and with the same words, for another message that it concerns as well.
+    pub(crate) fn copied(&self) -> Self {
+        let with_cause = |message: &str, source: &Option<Box<dyn StdError + Send + Sync>>| match source {
+            Some(source) => format!("{message}: {}", text(&**source)),
+            None => message.to_owned(),
+        };
+        match self {
+            Self::Unavailable { message, source } => Self::Unavailable {
+                message: with_cause(message, source),
+                source: None,
+            },
+            Self::Refused { message, source } => Self::Refused {
+                message: with_cause(message, source),
+                source: None,
+            },
+            Self::Denied { message, source } => Self::Denied {
+                message: with_cause(message, source),
+                source: None,
+            },
+            Self::NotNow { message, source } => Self::NotNow {
+                message: with_cause(message, source),
+                source: None,
+            },
+            Self::LeaseLost { position } => Self::LeaseLost {
+                position: position.clone(),
+            },
+            Self::Invalid(message) => Self::Invalid(message.clone()),
+            Self::Ended(message) => Self::Ended(message.clone()),
         }
     }
 }

@@ -2,6 +2,9 @@
 
 use std::{future::Future, path::PathBuf, time::Duration};
 
+use bytes::Bytes;
+
+use self::send_order::{Pipelining, SendOrder};
 use crate::delivery::{Delivery, Message};
 
 mod drivers;
@@ -13,6 +16,7 @@ mod error;
 pub mod kafka;
 #[cfg(feature = "nats")]
 pub mod nats;
+mod send_order;
 mod status;
 pub(crate) mod subject;
 mod subscription;
@@ -43,6 +47,81 @@ pub trait Broker: Send + Sync + 'static {
 
     /// Publishes a message; returns when the broker has it for good.
     fn publish(&self, message: Message) -> impl Future<Output = Result<Published, BrokerError>> + Send;
+
+    /// Publishes messages, each after the one before it of the same subject and key. Returns what came of each, in the order
+    /// given: exactly one result for each message.
+    ///
+    /// Messages of one subject and key are a *unit*; so are those of one subject that have no key. A message is on the broker only
+    /// after all that were given before it in its unit, apart from those that ended with [`BrokerError::Refused`]. Units don't
+    /// wait for each other. So that this holds:
+    ///
+    /// * After any other error of a message, the later ones of its unit are not sent in this call. They end with
+    ///   [`BrokerError::NotNow`], or with the broker's error where it is the broker that keeps them back.
+    /// * After [`BrokerError::Unavailable`] nothing more is sent where that is known; what wasn't sent ends with `Unavailable`, or
+    ///   with `NotNow` if it waits for another message.
+    /// * A message that failed may be on the broker all the same. Who calls again begins each unit with its first message that
+    ///   is neither published nor refused, and in the same order: the broker then has copies, and no message before another one
+    ///   that was given before it.
+    ///
+    /// A broker may order less: Kafka knows no order between the partitions of a topic, so none among messages without a key.
+    ///
+    /// By default the messages are published one after the other. Implement it where many can be on their way at a time.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`publish`](Self::publish), for each message.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped half-way, some messages are published and others not, as after errors; never one before its predecessor.
+    ///
+    /// ```
+    /// use inbox_runtime::{Broker, Embedded, Message};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let order = |id: &str, key: &str| Message::new("order.created", "{}").id(id.to_owned()).key(key.to_owned());
+    /// let messages = vec![order("evt-1", "customer-7"), order("evt-2", "customer-7"), order("evt-3", "customer-8")];
+    /// let results = Broker::publish_all(&Embedded::memory(), messages).await;
+    /// assert!(results.len() == 3 && results.iter().all(Result::is_ok));
+    /// # }
+    /// ```
+    fn publish_all(&self, messages: Vec<Message>) -> impl Future<Output = Vec<Result<Published, BrokerError>>> + Send {
+        async move {
+            let mut order = SendOrder::new(&messages, Pipelining::One);
+            let mut messages: Vec<_> = messages.into_iter().map(Some).collect();
+            while let Some(place) = order.next() {
+                if let Some(message) = messages[place].take() {
+                    order.answered(place, self.publish(message).await);
+                }
+            }
+            order.finish()
+        }
+    }
+
+    /// The largest payload that the broker takes, in bytes, as far as it is known now; `None` if there is no limit, or it isn't known
+    /// yet. What is larger ends with [`BrokerError::Refused`]; what isn't may, too, where headers and key count, or a stream or topic
+    /// allows less. Asked often, so it must not wait.
+    fn max_payload(&self) -> Option<usize> {
+        None
+    }
+
+    /// Whether the broker would take the message, as far as it is known now: asked before a handler's transaction with the message is
+    /// committed, so that what is wrong with it is the handler's failure. It must not wait. What it lets pass may be refused all the
+    /// same.
+    ///
+    /// # Errors
+    ///
+    /// Why not, and what to do instead.
+    fn check(&self, message: &Message) -> Result<(), String> {
+        let size = message.payload.as_ref().map_or(0, Bytes::len);
+        match self.max_payload() {
+            Some(max) if size > max => Err(format!(
+                "its payload has {size} bytes, and the broker takes at most {max}"
+            )),
+            _ => Ok(()),
+        }
+    }
 
     /// The file that the broker occupies, if it is one.
     fn file(&self) -> Option<PathBuf> {

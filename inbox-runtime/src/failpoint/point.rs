@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn every_point_of_the_runtime_can_be_asked_for() {
         let mut names = BTreeSet::new();
-        for folder in ["pipeline", "store"] {
+        for folder in ["pipeline", "services", "store"] {
             named_in(
                 &Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(folder),
                 &mut names,

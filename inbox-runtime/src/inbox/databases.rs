@@ -89,7 +89,7 @@ fn origins(
             (Some(index), _, _) => found.push((kind, Origin::Given(builder.stores.remove(index).1))),
             (None, Some(url), Some(_)) => found.push((kind, Origin::Url(url))),
             (None, Some(url), None) if needs_records || outbox == OutboxMode::Relay => {
-                found.push((kind, Origin::Url(url)))
+                found.push((kind, Origin::Url(url)));
             }
             (None, None, Some(meta)) => problems.push(no_database(&*kind, meta, config, &schemes)),
             (None, _, None) => {}

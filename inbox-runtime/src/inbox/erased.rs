@@ -6,6 +6,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    broker::DynBroker,
     consumer::Runner,
     contain::contain,
     counters::Counters,
@@ -25,6 +26,7 @@ use crate::{
 /// What all pipelines of a program share.
 #[derive(Clone)]
 pub(crate) struct Shared {
+    pub(crate) broker: DynBroker,
     pub(crate) states: Arc<States>,
     pub(crate) counters: Arc<Counters>,
     /// See [`Stop::now`](crate::consumer::Stop::now).
@@ -127,6 +129,7 @@ impl<S: Store> ErasedRegistration for &'static Registration<S> {
             stopped: shared.stopped.clone(),
             gate: shared.gate.clone(),
             instruments,
+            broker: shared.broker.clone(),
             outbox: self.publishes().then(|| outbox.clone()),
         };
         Some((Arc::new(pipeline), status))

@@ -227,12 +227,17 @@ impl Inbox {
         }
     }
 
-    /// Handles a message that is ready, of whichever handler has one.
-    async fn process_ready(&mut self, wait: Duration) -> Result<Option<Outcome>, Error> {
-        // What was published before is a message that may be ready.
+    /// Publishes what waits in the outboxes, as the services do while the inbox runs.
+    pub(crate) async fn relay_now(&mut self) {
         for relay in &self.relays {
             relay.flush().await;
         }
+    }
+
+    /// Handles a message that is ready, of whichever handler has one.
+    async fn process_ready(&mut self, wait: Duration) -> Result<Option<Outcome>, Error> {
+        // What was published before is a message that may be ready.
+        self.relay_now().await;
         for offset in 0..self.runners.len() {
             let index = (self.next + offset) % self.runners.len();
             let handler = &mut self.runners[index];

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     backoff::Backoff,
-    broker::{BrokerError, DynBroker, DynSource},
+    broker::{BrokerError, DynSource},
     config::OutboxLimits,
     consumer::Stop,
     counters::Counters,
@@ -77,14 +77,15 @@ impl Starting {
             ..Stop::default()
         };
         Ok(Self {
-            plan,
             shared: Shared {
+                broker: plan.broker.clone(),
                 states: Arc::new(builder.states),
                 counters: Arc::new(Counters::default()),
                 stopped: stop.now.clone(),
                 gate: SoloGate::default(),
                 warnings: Warnings::default(),
             },
+            plan,
             stop,
             life,
             #[cfg(feature = "http")]
@@ -184,7 +185,7 @@ async fn prepare(plan: Plan, shared: &Shared, life: &LifecycleGuard) -> Result<P
         plan.settings.stall_after,
     );
     let mut services = services(&runners, &plan.databases, shared);
-    let relays = relays(plan.settings.outbox, &outboxes, &plan.broker, shared, &mut services);
+    let relays = relays(plan.settings.outbox, &outboxes, shared, &mut services);
     Ok(Prepared {
         services,
         relays,
@@ -362,13 +363,7 @@ fn outboxes<'a>(databases: &'a [Database], limits: OutboxLimits, warnings: &Warn
 }
 
 /// Adds what relays and watches the outboxes. Returns the relays, for an inbox that is driven message by message.
-fn relays(
-    mode: OutboxMode,
-    outboxes: &[Outbox<'_>],
-    broker: &DynBroker,
-    shared: &Shared,
-    services: &mut Services,
-) -> Vec<Arc<Relay>> {
+fn relays(mode: OutboxMode, outboxes: &[Outbox<'_>], shared: &Shared, services: &mut Services) -> Vec<Arc<Relay>> {
     let mut relays = Vec::new();
     if mode == OutboxMode::Off {
         return relays;
@@ -381,7 +376,7 @@ fn relays(
             let relay = Arc::new(Relay::new(
                 label.clone(),
                 records.clone(),
-                broker.clone(),
+                shared.broker.clone(),
                 watch.clone(),
             ));
             services.add(relay.clone(), &shared.warnings);

@@ -10,6 +10,7 @@ use super::{
     running::Running, solo_gate::SoloGate, strikes::Strikes,
 };
 use crate::{
+    broker::DynBroker,
     counters::Counters,
     extract::States,
     handler::HandlerMeta,
@@ -38,6 +39,8 @@ pub(crate) struct Pipeline<S: Store> {
     pub(crate) stopped: CancellationToken,
     pub(crate) gate: SoloGate,
     pub(crate) instruments: Instruments,
+    /// Where what it publishes is to go.
+    pub(crate) broker: DynBroker,
     /// The outbox that it publishes to, if it does.
     pub(crate) outbox: Option<Arc<OutboxWatch>>,
 }

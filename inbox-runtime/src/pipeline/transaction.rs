@@ -44,7 +44,7 @@ impl<S: Store> Execution<'_, S> {
         let collector = invocation.take_collector();
         let handled = self.handle(live.conn(), invocation).await;
         failpoint!("before_seal");
-        let completed = handled.and_then(|handled| Ok((handled, outgoing(&collector)?)));
+        let completed = handled.and_then(|handled| Ok((handled, self.outgoing(&collector)?)));
         let next = self.next_tx(completed.is_ok(), lookahead);
         // After a prefetch, which decodes the next message: that is code of the application, which may block its thread too.
         self.wait_if_stopped().await;
@@ -72,6 +72,21 @@ impl<S: Store> Execution<'_, S> {
                 )))
             }
         }
+    }
+
+    /// What the handler has published, as it is written as the last statement of its transaction. The error is the handler's.
+    fn outgoing(&self, collector: &Collector) -> Result<Vec<NewOutboxMessage>, HandlerError> {
+        let mut messages = collector.take().map_err(HandlerError::from)?;
+        for NewOutboxMessage { message, .. } in &mut messages {
+            telemetry::inject(&mut message.headers);
+            self.pipeline.broker.check(message).map_err(|problem| {
+                let subject = message.subject.escape_debug();
+                HandlerError::from(format!(
+                    "the broker would not take a message for `{subject}`: {problem}"
+                ))
+            })?;
+        }
+        Ok(messages)
     }
 
     /// How the next transaction begins. The next message may be handled before this one is acknowledged only where this one is
@@ -126,15 +141,6 @@ impl<S: Store> Execution<'_, S> {
             Some(FaultClass::Suspect) => (TxOutcome::SuspectedOutage(error), false),
         }
     }
-}
-
-/// What the handler has published, as it is written as the last statement of its transaction. The error is the handler's.
-fn outgoing(collector: &Collector) -> Result<Vec<NewOutboxMessage>, HandlerError> {
-    let mut messages = collector.take().map_err(HandlerError::from)?;
-    for outgoing in &mut messages {
-        telemetry::inject(&mut outgoing.message.headers);
-    }
-    Ok(messages)
 }
 
 /// Writes what was published, seals and commits. The flag says whether the session can be used again.

@@ -44,6 +44,7 @@ pub(super) struct Lane {
 struct Waiting {
     /// The first message of it that waits.
     first: i64,
+    since: Instant,
     until: Instant,
     failures: u32,
     why: String,
@@ -155,6 +156,7 @@ impl Lane {
     pub(super) fn wait(&mut self, subject: &str, id: i64, why: &str) {
         let waiting = self.waiting.entry(subject.to_owned()).or_insert_with(|| Waiting {
             first: id,
+            since: Instant::now(),
             until: Instant::now(),
             failures: 0,
             why: String::new(),
@@ -167,6 +169,14 @@ impl Lane {
             waiting.until = Instant::now() + BACKOFF.first.max(BACKOFF.delay(waiting.failures));
             why.clone_into(&mut waiting.why);
         }
+    }
+
+    /// How long the subject has waited.
+    pub(super) fn waited(&self, subject: &str) -> Duration {
+        self.waiting
+            .get(subject)
+            .map(|waiting| waiting.since.elapsed())
+            .unwrap_or_default()
     }
 
     /// The batch is done up to that message. `exhausted`: nothing was left behind it.

@@ -42,12 +42,21 @@ impl OutboxMonitor {
     async fn look(&self) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut parked = 0;
+        let (mut parked, mut failing) = (0, false);
         for look in 0_u32.. {
             ticks.tick().await;
-            if let Err(error) = self.look_once(look % PARKED_EVERY == 0, &mut parked).await {
-                tracing::debug!(error = %text(&error), "the outbox could not be looked at");
+            let looked = self.look_once(look % PARKED_EVERY == 0, &mut parked).await;
+            let failed = looked.is_err();
+            match looked {
+                Err(error) if !failing => tracing::warn!(
+                    database = self.database,
+                    error = text(&error),
+                    "the outbox can't be looked at now; trying again"
+                ),
+                Ok(()) if failing => tracing::info!(database = self.database, "the outbox is looked at again"),
+                _ => {}
             }
+            failing = failed;
         }
     }
 

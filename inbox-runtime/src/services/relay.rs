@@ -38,6 +38,8 @@ const POLL: (Duration, Duration) = (Duration::from_millis(25), Duration::from_mi
 const TAKEN: Duration = Duration::from_millis(5);
 /// How many delayed messages are moved at a time.
 const MAX_DUE: u32 = 1000;
+/// How long a right may be missing before the messages that need it are parked.
+const GRANT_WAIT: Duration = Duration::from_mins(5);
 /// The wait after the database or the broker could not be used.
 const OUTAGE: Backoff = Backoff {
     first: Duration::from_millis(100),
@@ -224,10 +226,17 @@ impl Relay {
     fn sort(&self, lane: &mut Lane, rows: &[OutboxRow], answers: Vec<Result<Published, BrokerError>>) -> Sorted {
         let (mut confirmed, mut refused, mut outage) = (Vec::new(), Vec::new(), None);
         for (OutboxRow { id, message }, answer) in rows.iter().zip(answers) {
-            match answer {
-                Ok(_) => confirmed.push(*id),
-                Err(error @ BrokerError::Refused { .. }) => {
-                    let (subject, why) = (&message.subject, text(&error));
+            let error = match answer {
+                Ok(_) => {
+                    confirmed.push(*id);
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let (subject, why) = (&message.subject, text(&error));
+            match error {
+                BrokerError::Denied { .. } if lane.waited(subject) < GRANT_WAIT => lane.wait(subject, *id, &why),
+                BrokerError::Refused { .. } | BrokerError::Denied { .. } => {
                     tracing::error!(
                         database = self.database,
                         subject,
@@ -236,8 +245,8 @@ impl Relay {
                     );
                     refused.push((*id, why));
                 }
-                Err(error @ BrokerError::NotNow { .. }) => lane.wait(&message.subject, *id, &text(&error)),
-                Err(error) => outage = outage.or_else(|| Some(text(&error))),
+                BrokerError::NotNow { .. } => lane.wait(subject, *id, &why),
+                _ => outage = outage.or(Some(why)),
             }
         }
         (confirmed, refused, outage)

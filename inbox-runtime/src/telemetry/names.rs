@@ -230,7 +230,7 @@ pub(super) const OUTBOX_PUBLISHED: Metric = outbox_metric(
 pub(super) const OUTBOX_PARKED: Metric = outbox_metric(
     "inbox_outbox_parked_messages",
     MetricKind::Gauge,
-    "messages of the outbox that the broker has refused for good; counted every thirty seconds, up to 1001",
+    "messages of the outbox that are parked, because the broker refuses them; counted every thirty seconds, up to 1001",
 );
 
 /// The metrics of an outbox. Their only label is `database`.

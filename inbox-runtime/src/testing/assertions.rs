@@ -1,6 +1,6 @@
 //! What a harness asserts and queries without handling a message: at the broker and in the database.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     database::TestPool,
@@ -9,8 +9,10 @@ use super::{
 };
 use crate::{
     broker::embedded::{Stage, TracedMessage},
+    delivery::Message,
     failpoint::message_id,
     handler::HandlerMeta,
+    outgoing::MESSAGE_ID,
 };
 
 impl<P: TestPool> Harness<P> {
@@ -44,6 +46,66 @@ impl<P: TestPool> Harness<P> {
             if found.is_empty() || found.iter().any(|(_, traced)| traced.stage == Stage::Acked) {
                 let there = self.whereabouts(id, caller).await;
                 caller.fail(format_args!("expected `{id}` not to be acknowledged, but {there}"));
+            }
+        }
+    }
+
+    /// What handlers, and transactions of the test, have published to that subject so far, as it reached the broker: in order, with
+    /// the headers that are added, and with the copies that a crash has left.
+    ///
+    /// ```standalone_crate
+    /// # #[cfg(all(feature = "macros", feature = "sqlite"))]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// use inbox_runtime::{prelude::*, testing::{Harness, Point, TempSqlite}};
+    ///
+    /// #[inbox_handler(group = "billing", subject = "order.created")]
+    /// async fn create_invoice(_tx: &mut SqliteConnection, outbox: Outbox) -> Result<(), HandlerError> {
+    ///     outbox.publish(Message::new("invoice.created", "{}").key("o1"));
+    ///     Ok(())
+    /// }
+    ///
+    /// let database = TempSqlite::new("").await;
+    /// let mut inbox = Harness::start(database.pool(), |inbox| inbox.groups(["billing"])).await;
+    /// inbox.publish(Message::new("order.created", "{}").id("evt-1")).await;
+    /// // The relay dies between the send and the deletion of the row.
+    /// inbox.crash_at(Point::OutboxAfterSend).await;
+    /// inbox.run_until_settled().await;
+    /// let published = inbox.published("invoice.created").await;
+    /// let ids: Vec<_> = published.iter().map(|message| message.headers.get("message_id")).collect();
+    /// assert_eq!(ids.len(), 2);
+    /// assert_eq!(ids[0], ids[1], "a copy, which an inbox drops");
+    /// inbox.assert_published("invoice.created", 1).await;
+    /// # }
+    /// # #[cfg(not(all(feature = "macros", feature = "sqlite")))]
+    /// # fn main() {}
+    /// ```
+    pub async fn published(&mut self, subject: &str) -> Vec<Message> {
+        self.inbox.relay_now().await;
+        self.relayed.relayed(subject)
+    }
+
+    /// Asserts how many messages were published to that subject so far; copies with one id count once.
+    ///
+    /// # Panics
+    ///
+    /// When there are more or fewer; the text has the subjects to which anything was published.
+    #[track_caller]
+    pub fn assert_published(&mut self, subject: &str, expected: usize) -> impl Future<Output = ()> {
+        let caller = Caller::here();
+        async move {
+            let published = self.published(subject).await;
+            let ids: BTreeSet<_> = published
+                .iter()
+                .map(|message| message.headers.get(MESSAGE_ID))
+                .collect();
+            if ids.len() != expected {
+                caller.fail(format_args!(
+                    "expected {expected} message(s) published to `{subject}`, but there are {}; something was published to: {}; {}",
+                    ids.len(),
+                    list(&self.relayed.subjects(), ", "),
+                    self.past()
+                ));
             }
         }
     }

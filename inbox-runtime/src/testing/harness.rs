@@ -5,6 +5,7 @@ use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 use super::{
     database::TestPool,
     failure::{Caller, list},
+    outbox::RelayTarget,
 };
 use crate::{
     broker::{
@@ -61,6 +62,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(30);
 pub struct Harness<P> {
     pub(super) pool: P,
     pub(super) broker: Embedded,
+    pub(super) relayed: RelayTarget,
     configure: Box<dyn Fn(InboxBuilder) -> InboxBuilder + Send>,
     pub(super) inbox: Inbox,
     /// The settled deliveries whose outcome was not asked for yet, oldest first.
@@ -104,10 +106,12 @@ impl<P: TestPool> Harness<P> {
         // What is ready does not depend on how fast the test is.
         broker.stop_clock();
         async move {
-            let inbox = start(&pool, &broker, &configure, caller).await;
+            let relayed = RelayTarget::new(broker.clone());
+            let inbox = start(&pool, &relayed, &configure, caller).await;
             Self {
                 pool,
                 broker,
+                relayed,
                 configure: Box::new(configure),
                 inbox,
                 settled: VecDeque::new(),
@@ -294,7 +298,7 @@ impl<P: TestPool> Harness<P> {
     async fn die(&mut self, caller: Caller) {
         let leases = self.broker.consumers().await;
         let leases = leases.unwrap_or_else(|error| caller.fail(format_args!("the broker failed: {error}")));
-        self.inbox = start(&self.pool, &self.broker, &self.configure, caller).await;
+        self.inbox = start(&self.pool, &self.relayed, &self.configure, caller).await;
         self.history.push("the process died and another one started".to_owned());
         let lease = leases
             .iter()
@@ -314,7 +318,7 @@ impl<P: TestPool> Harness<P> {
 
 async fn start<P: TestPool>(
     pool: &P,
-    broker: &Embedded,
+    broker: &RelayTarget,
     configure: &(impl Fn(InboxBuilder) -> InboxBuilder + ?Sized),
     caller: Caller,
 ) -> Inbox {

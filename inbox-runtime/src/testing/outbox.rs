@@ -1,7 +1,13 @@
-//! An outbox for the unit test of a handler.
+//! What a handler publishes: for a unit test, and as the harness's broker sees it.
+
+use std::{path::PathBuf, sync::Arc};
+
+use parking_lot::Mutex;
 
 use super::failure::Caller;
 use crate::{
+    broker::{Broker, BrokerError, Published, Subscription, embedded::Embedded},
+    delivery::Message,
     extract::{Collector, Meta, Outbox},
     outgoing::OutboxMessage,
 };
@@ -77,5 +83,80 @@ impl TestOutbox {
             delay: message.delay,
         };
         collected.into_iter().map(outgoing).collect()
+    }
+}
+
+/// The broker of a harness, which remembers what relays publish.
+#[derive(Clone, Debug)]
+pub(super) struct RelayTarget {
+    broker: Embedded,
+    relayed: Arc<Mutex<Vec<Message>>>,
+}
+
+impl RelayTarget {
+    pub(super) fn new(broker: Embedded) -> Self {
+        Self {
+            broker,
+            relayed: Arc::default(),
+        }
+    }
+
+    /// What was published to that subject, in order, copies included.
+    pub(super) fn relayed(&self, subject: &str) -> Vec<Message> {
+        let relayed = self.relayed.lock();
+        relayed
+            .iter()
+            .filter(|message| message.subject == subject)
+            .cloned()
+            .collect()
+    }
+
+    /// The subjects to which something was published.
+    pub(super) fn subjects(&self) -> Vec<String> {
+        let mut subjects: Vec<_> = self
+            .relayed
+            .lock()
+            .iter()
+            .map(|message| message.subject.clone())
+            .collect();
+        subjects.sort_unstable();
+        subjects.dedup();
+        subjects
+    }
+}
+
+impl Broker for RelayTarget {
+    type Source = <Embedded as Broker>::Source;
+
+    async fn describe(&self) -> Result<String, BrokerError> {
+        Broker::describe(&self.broker).await
+    }
+
+    async fn subscribe(&self, subscriptions: Vec<Subscription>) -> Result<Vec<Self::Source>, BrokerError> {
+        Broker::subscribe(&self.broker, subscriptions).await
+    }
+
+    async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
+        let published = Broker::publish(&self.broker, message.clone()).await?;
+        self.relayed.lock().push(message);
+        Ok(published)
+    }
+
+    async fn publish_all(&self, messages: Vec<Message>) -> Vec<Result<Published, BrokerError>> {
+        let published = Broker::publish_all(&self.broker, messages.clone()).await;
+        let confirmed = messages
+            .into_iter()
+            .zip(&published)
+            .filter(|(_, published)| published.is_ok());
+        self.relayed.lock().extend(confirmed.map(|(message, _)| message));
+        published
+    }
+
+    fn max_payload(&self) -> Option<usize> {
+        Broker::max_payload(&self.broker)
+    }
+
+    fn file(&self) -> Option<PathBuf> {
+        Broker::file(&self.broker)
     }
 }

@@ -18,6 +18,7 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 
 mod faults;
+mod publish_all;
 mod retention;
 mod start;
 
@@ -504,7 +505,7 @@ async fn f53_names_that_brokers_forbid_are_refused() {
     let broker = Embedded::memory();
     for subject in ["", "a b", "a.*", ">", "a..b", "café", "a?", "[a]", &"x".repeat(300)] {
         let error = broker.publish(Message::new(subject, "x")).await.unwrap_err();
-        assert!(matches!(error, BrokerError::Invalid(_)), "{subject}: {error}");
+        assert!(matches!(error, BrokerError::Refused { .. }), "{subject}: {error}");
     }
     for (group, subject) in [
         ("", "a"),
@@ -794,9 +795,9 @@ async fn a_pull_is_woken_by_another_broker_on_the_file() {
         let (published, pulled) = tokio::join!(publishing, pulling);
         latencies.push(pulled.saturating_duration_since(published));
     }
-    // The fastest of several: a busy machine may be late at any time.
+    // The fastest of several, and far less than the pull waits for: a busy machine may be late at any time.
     latencies.sort();
-    assert!(latencies[0] < Duration::from_millis(200), "{latencies:?}");
+    assert!(latencies[0] < 2 * SECOND, "{latencies:?}");
 }
 
 #[test]

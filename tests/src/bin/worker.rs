@@ -126,9 +126,14 @@ async fn until_stopped() -> Result<Report> {
 
 fn builder() -> Result<InboxBuilder> {
     let database = variable("INBOX_TEST_HANDLERS").context("INBOX_TEST_HANDLERS is not set")?;
+    let module = variable("INBOX_TEST_MODULE").unwrap_or_else(|| "inbox_tests::handlers".to_owned());
     Ok(Inbox::builder()
         .state(PROBE.clone())
-        .select(|meta| meta.name.starts_with("inbox_tests::handlers::"))
+        .select(move |meta| {
+            meta.name
+                .strip_prefix(&*module)
+                .is_some_and(|rest| rest.starts_with("::"))
+        })
         .select(move |meta| meta.name.split("::").any(|part| part == database)))
 }
 

@@ -19,8 +19,9 @@ const STREAM: &str = "TEST";
 /// The stream's duplicate window.
 const WINDOW: Duration = Duration::from_millis(100);
 /// The subjects of the stream.
-const SUBJECTS: [&str; 11] = [
+const SUBJECTS: [&str; 12] = [
     "order.>",
+    "invoice.>",
     "orders.>",
     "users.>",
     "p.>",

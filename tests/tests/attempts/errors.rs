@@ -83,34 +83,39 @@ const TRANSPARENT: [(&str, Wrap); 3] = [
     }),
 ];
 
-async fn is_deferred<B: TestBroker, D: TestDatabase>(name: &str, error: HandlerError) {
+/// Each is the failure of a message of its own, which is then handled.
+async fn are_deferred<B: TestBroker, D: TestDatabase>(errors: Vec<(&str, HandlerError)>) {
     let world = World::<B, D>::new().await;
-    world.publish("m1").await;
-    let fault = Step::raise(error);
-    world
-        .probe
-        .script(move |call| if call.run == 1 { fault.clone() } else { Step::Ok });
     let mut inbox = world.inbox(&["billing"]).await;
-    assert_eq!(next(&mut inbox).await, Outcome::Deferred, "{name}");
-    world.assert_untouched("billing", "m1").await;
-    assert_eq!(world.attempts("billing").await, 0, "{name}");
-    assert!(!world.settled("billing").await, "{name}");
-    world.broker.pass(Duration::from_secs(1)).await;
-    assert_eq!(next(&mut inbox).await, Outcome::Processed, "{name}");
-    world.assert_done("billing", "m1").await;
+    for (number, (name, error)) in errors.into_iter().enumerate() {
+        let id = format!("m{number}");
+        let fault = Step::raise(error);
+        world
+            .probe
+            .script(move |call| if call.run == 1 { fault.clone() } else { Step::Ok });
+        world.publish(&id).await;
+        assert_eq!(next(&mut inbox).await, Outcome::Deferred, "{name}");
+        world.assert_untouched("billing", &id).await;
+        assert_eq!(world.attempts("billing").await, 0, "{name}");
+        assert!(!world.settled("billing").await, "{name}");
+        world.broker.pass(Duration::from_secs(1)).await;
+        assert_eq!(next(&mut inbox).await, Outcome::Processed, "{name}");
+        world.assert_done("billing", &id).await;
+    }
 }
 
 async fn a_database_fault_is_found_beneath_every_wrapper<B: TestBroker, D: TestDatabase>() {
+    let database = D::fresh().await;
+    let mut errors = Vec::new();
     for (name, wrap) in WRAPPERS.into_iter().chain(TRANSPARENT) {
-        let fault = D::fresh().await.fault().await;
-        is_deferred::<B, D>(name, wrap(fault)).await;
+        errors.push((name, wrap(database.fault().await)));
     }
+    are_deferred::<B, D>(errors).await;
 }
 
 async fn a_lost_connection_is_found_beneath_every_wrapper_that_keeps_it<B: TestBroker, D: TestDatabase>() {
-    for (name, wrap) in WRAPPERS {
-        is_deferred::<B, D>(name, wrap(sqlx::Error::PoolTimedOut)).await;
-    }
+    let lost = WRAPPERS.map(|(name, wrap)| (name, wrap(sqlx::Error::PoolTimedOut)));
+    are_deferred::<B, D>(lost.into()).await;
 }
 
 /// A limit, which the docs of `HandlerError` name: nothing in such an error tells what it was, except its text.
@@ -175,14 +180,15 @@ async fn the_whole_chain_is_in_the_dead_letter<B: TestBroker, D: TestDatabase>()
             "no rows returned by a query that expected to return at least one row",
         ),
     ];
-    for (error, text) in errors {
-        let world = World::<B, D>::new().await;
-        world.publish("m1").await;
+    let world = World::<B, D>::new().await;
+    let mut inbox = world.inbox(&["on-persist"]).await;
+    for (number, (error, text)) in errors.into_iter().enumerate() {
         let failure = Step::raise(error);
         world.probe.script(move |_| failure.clone());
-        let mut inbox = world.inbox(&["on-persist"]).await;
+        world.publish(&format!("m{number}")).await;
         assert_eq!(next(&mut inbox).await, Outcome::DeadLettered, "{text}");
         assert_eq!(world.letter("on-persist").await.error, text);
+        world.database.exec("DELETE FROM inbox_dead_letters").await;
     }
 }
 

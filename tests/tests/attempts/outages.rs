@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use inbox_runtime::Outcome;
+use inbox_runtime::{Inbox, Outcome};
 use inbox_tests::{Step, TestBroker, TestDatabase, World, eventually, lean_suite, next};
 
 lean_suite!(
@@ -86,6 +86,18 @@ async fn f79_a_locked_message_is_waited_for<B: TestBroker, D: TestDatabase>() {
 }
 
 /// The attempt of a redelivery is on record before it is made, and must be refunded.
+/// The next outcome. A busy server may take seconds to end the session of the try before, which was dropped in its transaction and
+/// has the claim until then.
+async fn next_unlocked<B: TestBroker, D: TestDatabase>(world: &World<B, D>, inbox: &mut Inbox) -> Outcome {
+    for _ in 0..20 {
+        match next(inbox).await {
+            Outcome::Locked => world.broker.pass(Duration::from_secs(30)).await,
+            outcome => return outcome,
+        }
+    }
+    panic!("nobody lets go of the claim");
+}
+
 async fn an_outage_is_no_attempt_of_a_message_that_has_failed_before<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     world.publish("m1").await;
@@ -102,7 +114,7 @@ async fn an_outage_is_no_attempt_of_a_message_that_has_failed_before<B: TestBrok
     assert_eq!(next(&mut inbox).await, Outcome::Failed);
     assert_eq!(world.attempts("billing").await, 1);
     for _ in 0..4 {
-        assert_eq!(next(&mut inbox).await, Outcome::Deferred);
+        assert_eq!(next_unlocked(&world, &mut inbox).await, Outcome::Deferred);
         assert_eq!(world.attempts("billing").await, 1);
         world.broker.pass(Duration::from_secs(30)).await;
     }
@@ -111,7 +123,7 @@ async fn an_outage_is_no_attempt_of_a_message_that_has_failed_before<B: TestBrok
     assert!(matches!(outcome, Outcome::Locked | Outcome::Deferred), "{outcome}");
     world.database.unlock(lock).await;
     world.broker.pass(Duration::from_secs(30)).await;
-    assert_eq!(next(&mut inbox).await, Outcome::Processed);
+    assert_eq!(next_unlocked(&world, &mut inbox).await, Outcome::Processed);
     assert_eq!(world.probe.runs("billing", "m1"), 6);
     world.assert_done("billing", "m1").await;
     assert_eq!(world.attempts("billing").await, 0);

@@ -149,12 +149,13 @@ async fn g52_publishing_without_permission_is_refused() {
     let publish = async || kafka.publish(Message::new("order.created", "{}")).await;
     // The topic may not be described.
     let error = publish().await.expect_err("no permission");
-    assert!(matches!(error, BrokerError::Refused { .. }), "{error:?}");
+    assert!(matches!(error, BrokerError::Denied { .. }), "{error:?}");
     // It may be described, but without WRITE on any topic there is no idempotent producer.
     grant(port, USER.0, Resource::Topic(&topic), Operation::Describe);
-    eventually("the error names the missing permission", async || {
-        matches!(publish().await, Err(error @ BrokerError::Refused { .. }) if error.to_string().contains("WRITE"))
-    })
+    eventually(
+        "the error names the missing permission",
+        async || matches!(publish().await, Err(error) if error.to_string().contains("WRITE")),
+    )
     .await;
     // A permission for another topic.
     grant(port, USER.0, Resource::Topic(&other), Operation::Write);
@@ -163,7 +164,7 @@ async fn g52_publishing_without_permission_is_refused() {
     })
     .await;
     let error = publish().await.expect_err("no permission");
-    assert!(matches!(error, BrokerError::Refused { .. }), "{error:?}");
+    assert!(matches!(error, BrokerError::Denied { .. }), "{error:?}");
     assert!(error.to_string().contains(&topic), "{error}");
     // A refused message doesn't affect others.
     kafka

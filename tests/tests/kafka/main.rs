@@ -19,6 +19,7 @@ mod outages;
 mod partitions;
 #[cfg(feature = "postgres")]
 mod prefetch;
+mod publish_all;
 mod rebalances;
 mod records;
 mod recreated_topics;

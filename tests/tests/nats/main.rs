@@ -8,6 +8,7 @@ mod malformed_messages;
 mod memory;
 mod permissions;
 mod publish;
+mod publish_all;
 mod recovery;
 mod replicas;
 mod reused_positions;

@@ -181,7 +181,7 @@ async fn g59_a_publisher_needs_the_permission_for_its_subject() {
         .publish(Message::new("order.other", "{}"))
         .await
         .expect_err("denied");
-    assert!(matches!(problem, BrokerError::Refused { .. }), "{problem}");
+    assert!(matches!(problem, BrokerError::Denied { .. }), "{problem}");
     let text = problem.to_string();
     assert!(
         text.contains("Permissions Violation") && text.contains("order.other"),

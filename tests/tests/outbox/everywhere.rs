@@ -9,13 +9,14 @@ use super::{
 };
 
 suite!(
-    b24_what_a_handler_publishes_is_handled_once_by_the_next,
-    b24_a_copy_of_a_message_publishes_nothing,
-    b24_what_is_published_in_a_transaction_is_handled_if_it_commits,
+    b25_what_a_handler_publishes_is_handled_once_by_the_next,
+    b25_a_copy_of_a_message_publishes_nothing,
+    b25_what_is_published_in_a_transaction_is_handled_if_it_commits,
 );
 
-async fn b24_what_a_handler_publishes_is_handled_once_by_the_next<B: TestBroker, D: TestDatabase>() {
+async fn b25_what_a_handler_publishes_is_handled_once_by_the_next<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
+    world.broker.spread("invoice.created").await;
     let mut inbox = inbox(&world, &["orders", "invoices"]).await;
     order(&world, "o1", 3).await;
     for _ in 0..4 {
@@ -35,8 +36,9 @@ async fn b24_what_a_handler_publishes_is_handled_once_by_the_next<B: TestBroker,
     assert_eq!(keys, vec![Some("order-o1".into()); 3]);
 }
 
-async fn b24_a_copy_of_a_message_publishes_nothing<B: TestBroker, D: TestDatabase>() {
+async fn b25_a_copy_of_a_message_publishes_nothing<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
+    world.broker.spread("invoice.created").await;
     let mut inbox = inbox(&world, &["orders"]).await;
     order(&world, "o1", 1).await;
     order(&world, "o1", 1).await;
@@ -46,8 +48,9 @@ async fn b24_a_copy_of_a_message_publishes_nothing<B: TestBroker, D: TestDatabas
     assert_eq!(world.flaky.published().len(), 1);
 }
 
-async fn b24_what_is_published_in_a_transaction_is_handled_if_it_commits<B: TestBroker, D: TestDatabase>() {
+async fn b25_what_is_published_in_a_transaction_is_handled_if_it_commits<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
+    world.broker.spread("invoice.created").await;
     let mut inbox = inbox(&world, &["invoices"]).await;
     let mut tx = world.database.begin().await;
     assert_eq!(

@@ -4,13 +4,13 @@ use inbox_runtime::{Inbox, Message, Outcome};
 use inbox_tests::{Order, Step, TestBroker, TestDatabase, World, embedded_suite, next, nothing_more};
 
 embedded_suite!(
-    b24_nothing_is_published_of_a_handler_that_fails,
-    b24_a_handler_that_runs_again_publishes_the_same_ids,
-    b24_the_headers_tell_where_a_message_comes_from,
-    b24_an_outbox_that_outlives_its_handler_is_its_failure,
-    b24_a_message_that_no_broker_takes_is_the_handlers_failure,
-    b24_a_handler_that_ends_its_transaction_publishes_nothing,
-    b24_a_handler_that_swallows_an_error_publishes_nothing,
+    b25_nothing_is_published_of_a_handler_that_fails,
+    b25_a_handler_that_runs_again_publishes_the_same_ids,
+    b25_the_headers_tell_where_a_message_comes_from,
+    b25_an_outbox_that_outlives_its_handler_is_its_failure,
+    b25_a_message_that_no_broker_takes_is_the_handlers_failure,
+    b25_a_handler_that_ends_its_transaction_publishes_nothing,
+    b25_a_handler_that_swallows_an_error_publishes_nothing,
 );
 
 /// An inbox with the handlers that publish.
@@ -38,7 +38,7 @@ fn header(message: &Message, name: &str) -> String {
     value.unwrap_or_default().into_owned()
 }
 
-async fn b24_nothing_is_published_of_a_handler_that_fails<B: TestBroker, D: TestDatabase>() {
+async fn b25_nothing_is_published_of_a_handler_that_fails<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     world.probe.script(|call| match call.run {
         1 => Step::Fail("not now"),
@@ -58,7 +58,7 @@ async fn b24_nothing_is_published_of_a_handler_that_fails<B: TestBroker, D: Test
     assert_eq!(world.flaky.published().len(), 2);
 }
 
-async fn b24_a_handler_that_runs_again_publishes_the_same_ids<B: TestBroker, D: TestDatabase>() {
+async fn b25_a_handler_that_runs_again_publishes_the_same_ids<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let mut inbox = inbox(&world, &["orders-again", "invoices"]).await;
     // Not claimed, so the handler runs for each copy.
@@ -78,7 +78,7 @@ async fn b24_a_handler_that_runs_again_publishes_the_same_ids<B: TestBroker, D: 
     assert_eq!(ids.len(), 2);
 }
 
-async fn b24_the_headers_tell_where_a_message_comes_from<B: TestBroker, D: TestDatabase>() {
+async fn b25_the_headers_tell_where_a_message_comes_from<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let mut inbox = inbox(&world, &["orders"]).await;
     let message = Order::new("a")
@@ -101,7 +101,7 @@ async fn b24_the_headers_tell_where_a_message_comes_from<B: TestBroker, D: TestD
     assert!(of("message_id").iter().all(|id| id.len() == 36), "{published:?}");
 }
 
-async fn b24_an_outbox_that_outlives_its_handler_is_its_failure<B: TestBroker, D: TestDatabase>() {
+async fn b25_an_outbox_that_outlives_its_handler_is_its_failure<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let mut inbox = inbox(&world, &["escape"]).await;
     order(&world, "o1", 1).await;
@@ -111,7 +111,7 @@ async fn b24_an_outbox_that_outlives_its_handler_is_its_failure<B: TestBroker, D
     assert!(error.contains("still in use after its end"), "{error}");
 }
 
-async fn b24_a_message_that_no_broker_takes_is_the_handlers_failure<B: TestBroker, D: TestDatabase>() {
+async fn b25_a_message_that_no_broker_takes_is_the_handlers_failure<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let mut inbox = inbox(&world, &["named"]).await;
     for (id, subject) in [("o1", "invoice.*"), ("o2", ""), ("o3", "a b")] {
@@ -127,7 +127,7 @@ async fn b24_a_message_that_no_broker_takes_is_the_handlers_failure<B: TestBroke
     assert!(letters[0].error.contains("invoice.*"), "{}", letters[0].error);
 }
 
-async fn b24_a_handler_that_ends_its_transaction_publishes_nothing<B: TestBroker, D: TestDatabase>() {
+async fn b25_a_handler_that_ends_its_transaction_publishes_nothing<B: TestBroker, D: TestDatabase>() {
     for sql in ["COMMIT", "ROLLBACK", "ROLLBACK; BEGIN"] {
         let world = World::<B, D>::new().await;
         world.probe.script(move |_| Step::Swallow(sql, Box::new(Step::Ok)));
@@ -141,7 +141,7 @@ async fn b24_a_handler_that_ends_its_transaction_publishes_nothing<B: TestBroker
     }
 }
 
-async fn b24_a_handler_that_swallows_an_error_publishes_nothing<B: TestBroker, D: TestDatabase>() {
+async fn b25_a_handler_that_swallows_an_error_publishes_nothing<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     world.probe.script(|call| match call.run {
         1 => Step::Swallow("SELECT * FROM nowhere", Box::new(Step::Fail("seen"))),

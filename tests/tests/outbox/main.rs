@@ -7,3 +7,4 @@ mod faults;
 mod handlers;
 mod modes;
 mod order;
+mod processes;

@@ -6,13 +6,13 @@ use inbox_tests::{Order, TestBroker, TestDatabase, World, embedded_suite, eventu
 use super::handlers::{order, waiting};
 
 embedded_suite!(
-    b24_one_program_writes_and_another_relays,
-    b24_without_an_outbox_a_handler_that_publishes_does_not_start,
-    b24_nobody_relays_is_said_by_whoever_writes,
-    b24_a_program_that_relays_needs_a_database,
+    b25_one_program_writes_and_another_relays,
+    b25_without_an_outbox_a_handler_that_publishes_does_not_start,
+    b25_nobody_relays_is_said_by_whoever_writes,
+    b25_a_program_that_relays_needs_a_database,
 );
 
-async fn b24_one_program_writes_and_another_relays<B: TestBroker, D: TestDatabase>() {
+async fn b25_one_program_writes_and_another_relays<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let writer = world
         .builder_of("inbox_tests::outbox_handlers", &["orders"])
@@ -36,7 +36,7 @@ async fn b24_one_program_writes_and_another_relays<B: TestBroker, D: TestDatabas
     }
 }
 
-async fn b24_without_an_outbox_a_handler_that_publishes_does_not_start<B: TestBroker, D: TestDatabase>() {
+async fn b25_without_an_outbox_a_handler_that_publishes_does_not_start<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let builder = world.builder_of("inbox_tests::outbox_handlers", &["orders", "invoices"]);
     let error = builder
@@ -49,7 +49,7 @@ async fn b24_without_an_outbox_a_handler_that_publishes_does_not_start<B: TestBr
     assert!(!error.contains("invoices"), "{error}");
 }
 
-async fn b24_nobody_relays_is_said_by_whoever_writes<B: TestBroker, D: TestDatabase>() {
+async fn b25_nobody_relays_is_said_by_whoever_writes<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let builder = world.builder_of("inbox_tests::outbox_handlers", &["orders"]);
     let inbox = builder
@@ -72,7 +72,7 @@ async fn b24_nobody_relays_is_said_by_whoever_writes<B: TestBroker, D: TestDatab
     inbox.join().await.expect("it ends well");
 }
 
-async fn b24_a_program_that_relays_needs_a_database<B: TestBroker, D: TestDatabase>() {
+async fn b25_a_program_that_relays_needs_a_database<B: TestBroker, D: TestDatabase>() {
     let world = World::<B, D>::new().await;
     let relay = Inbox::builder()
         .broker(world.flaky.clone())

@@ -11,7 +11,6 @@ use inbox_tests::{TestBroker, TestConnection, TestDatabase, World, embedded_suit
 
 embedded_suite!(e13_per_key_no_message_comes_before_an_earlier_one,);
 
-const WRITERS: u64 = 6;
 const KEYS: u64 = 12;
 
 /// For how long it is written.
@@ -59,16 +58,19 @@ async fn e13_per_key_no_message_comes_before_an_earlier_one<B: TestBroker, D: Te
             .await;
     }
     inbox_runtime::migrate(&world.database.pool()).await.expect("tables");
-    let relay = || {
+    let relay = async || {
         let builder = Inbox::builder()
             .store(world.database.pool())
             .broker(world.flaky.clone())
             .groups(Vec::<String>::new())
             .outbox(OutboxMode::Relay);
-        async move { tokio::spawn(builder.build().await.expect("a relay").run()) }
+        let inbox = builder.build().await.expect("a relay");
+        tokio::spawn(inbox.run()).abort_handle()
     };
     let until = Instant::now() + time();
-    let writers = join_all((0..WRITERS).map(|_| write(&world.database, until)));
+    // SQLite has one writer at a time; the relays write, too.
+    let count = if D::HANDLERS == "sqlite" { 2 } else { 6 };
+    let writers = join_all((0..count).map(|_| write(&world.database, until)));
     let mut relays = Vec::new();
     for _ in 0..3 {
         relays.push(relay().await);

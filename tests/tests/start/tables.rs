@@ -118,7 +118,10 @@ async fn first_version<D: TestDatabase>(database: &D) {
         ),
     };
     database
-        .exec("DROP TABLE inbox_events; DROP TABLE inbox_attempts; DROP TABLE inbox_dead_letters")
+        .exec(
+            "DROP TABLE inbox_events; DROP TABLE inbox_attempts; DROP TABLE inbox_dead_letters; DROP TABLE inbox_outbox; \
+             DROP TABLE inbox_outbox_later; DROP TABLE inbox_outbox_parked",
+        )
         .await;
     database.exec(made).await;
     let letter = format!(

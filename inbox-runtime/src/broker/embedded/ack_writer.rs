@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::{ack_queue::QueuedAck, connection::ConnectionGuard, shared::EmbeddedShared};
-use crate::{broker::BrokerError, error_chain::text};
+use crate::broker::BrokerError;
 
 /// Deletes the pending row of a message, whoever has its lease: the work is done.
 ///
@@ -21,7 +21,7 @@ pub(super) async fn acknowledge(shared: &Arc<EmbeddedShared>, consumer: i64, seq
             tokio::spawn(write_all(Arc::clone(shared)));
         }
         if let Ok(result) = written.await {
-            return result.map_err(unshared);
+            return result.map_err(|error| error.copied());
         }
     }
     Err(BrokerError::Unavailable {
@@ -81,19 +81,4 @@ async fn write(acks: Vec<QueuedAck>, connection: Result<ConnectionGuard<'_>, Bro
         // The receiver may have been dropped.
         let _ = ack.done.send(result.clone());
     }
-}
-
-/// An owned copy of an error that several acks share.
-fn unshared(shared: Arc<BrokerError>) -> BrokerError {
-    Arc::try_unwrap(shared).unwrap_or_else(|shared| BrokerError::Unavailable {
-        message: match &*shared {
-            BrokerError::Unavailable {
-                message,
-                source: Some(source),
-            } => format!("{message}: {}", text(&**source)),
-            BrokerError::Unavailable { message, .. } => message.clone(),
-            other => other.to_string(),
-        },
-        source: None,
-    })
 }

@@ -8,7 +8,7 @@
 //!
 //!  floors; a line uses only itself and what is below it
 //!    mod                                                    Embedded, the public type
-//!    source · background                                    pulls, background tasks
+//!    source · background · publish                          pulls, background tasks, new messages
 //!    lease · fetch · subscribe · lag · trace                a source's statements
 //!    ack_writer · cleanup · idle_consumers · consumer_info  other statements
 //!    shared                                                 what clones, sources and leases share
@@ -50,6 +50,7 @@ mod lag;
 mod lease;
 mod limits;
 mod message;
+mod publish;
 mod retention;
 mod shared;
 mod source;
@@ -182,35 +183,16 @@ impl Embedded {
     ///
     /// # Errors
     ///
-    /// [`BrokerError::Invalid`] when the subject is invalid for a publish, or the file is not a broker's;
-    /// [`BrokerError::Unavailable`] when the file can't be written.
+    /// [`BrokerError::Refused`] when the subject is invalid for a publish; [`BrokerError::Invalid`] when the file is not a
+    /// broker's; [`BrokerError::Unavailable`] when the file can't be written.
     ///
     /// # Cancel safety
     ///
     /// Dropped half-way, the message is either published or not.
     pub async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
-        subject_rules::check_publish_subject(&message.subject).map_err(BrokerError::Invalid)?;
-        let headers = serde_json::to_vec(&message.headers)
-            .map_err(|error| BrokerError::Invalid(format!("the headers can't be stored: {error}")))?;
         let db = self.db().await?;
-        let mut connection = db.durable_writer().await?;
-        let subject = message.subject;
-        let inserted =
-            sqlx::query("INSERT INTO messages (subject, published_at, headers, payload) VALUES (?, ?, ?, ?)")
-                .bind(&subject)
-                .bind(self.shared.clock.now())
-                .bind(headers)
-                .bind(message.payload.as_deref())
-                .execute(&mut *connection)
-                .await;
-        let inserted = connection.finish("publish to", inserted)?;
-        // Fails if it was written to an unlinked file.
-        db.check()?;
-        self.shared.wakeups.wake_published(&subject);
-        Ok(Published::new(message::position(
-            &db.instance,
-            inserted.last_insert_rowid(),
-        )))
+        let mut published = publish::publish(&self.shared, db, vec![publish::Row::of(message)?]).await?;
+        Ok(published.swap_remove(0))
     }
 
     /// How far the durable consumer of `group` and `subject` (exactly as subscribed) is; `None` if there is none. Scans
@@ -356,6 +338,14 @@ impl Broker for Embedded {
 
     async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
         Self::publish(self, message).await
+    }
+
+    /// All messages that are not refused are published in one transaction, or none is.
+    async fn publish_all(&self, messages: Vec<Message>) -> Vec<Result<Published, BrokerError>> {
+        match self.db().await {
+            Ok(db) => publish::publish_all(&self.shared, db, messages).await,
+            Err(error) => messages.iter().map(|_| Err(error.copied())).collect(),
+        }
     }
 
     fn file(&self) -> Option<PathBuf> {

@@ -133,8 +133,11 @@ pub(super) fn publish_error(topic: &str, code: Code, error: KafkaError) -> Broke
             "the message is larger than the topic or the producer allows; raise `max.message.bytes` of the topic, and set \
              INBOX_KAFKA_MESSAGE_MAX_BYTES",
         ),
-        C::TopicAuthorizationFailed => refused("this user may not write to it; grant WRITE on the topic"),
-        C::ClusterAuthorizationFailed => refused(
+        C::TopicAuthorizationFailed => BrokerError::denied(
+            format!("the topic `{topic}`: this user may not write to it; grant WRITE on the topic"),
+            error,
+        ),
+        C::ClusterAuthorizationFailed => not_now(
             "this user may not use an idempotent producer; grant WRITE on the topic, and to brokers before Kafka 3 \
              IDEMPOTENT_WRITE on the cluster",
         ),
@@ -205,8 +208,6 @@ mod tests {
         for code in [
             Code::MessageSizeTooLarge,
             Code::MessageBatchTooLarge,
-            Code::TopicAuthorizationFailed,
-            Code::ClusterAuthorizationFailed,
             Code::InvalidTopic,
             Code::InvalidRecord,
             Code::InvalidTimestamp,
@@ -215,6 +216,7 @@ mod tests {
             assert!(matches!(error(code), BrokerError::Refused { .. }), "{code:?}");
         }
         for code in [
+            Code::ClusterAuthorizationFailed,
             Code::UnknownTopic,
             Code::UnknownTopicOrPartition,
             Code::LeaderNotAvailable,
@@ -233,7 +235,9 @@ mod tests {
         ] {
             assert!(matches!(error(code), BrokerError::Unavailable { .. }), "{code:?}");
         }
-        let text = error(Code::TopicAuthorizationFailed).to_string();
+        let denied = error(Code::TopicAuthorizationFailed);
+        assert!(matches!(denied, BrokerError::Denied { .. }), "{denied:?}");
+        let text = denied.to_string();
         assert!(text.contains("`orders`") && text.contains("WRITE"), "{text}");
     }
 

@@ -23,6 +23,7 @@
 //!  rebalance · start_offsets · commit_thread · recreated
 //!  group · partition · slot · progress                          state, behind one lock
 //!  offsets · client                                             librdkafka's consumer
+//!  publish_all
 //!  group_health · subscriptions · publish · create_topics · prefetch_limit
 //!  client_events · options · log · reachability                 what a client is given, and what it reports
 //!  oauth · partition_errors · errors · properties
@@ -41,7 +42,7 @@ use inbox_rules::subject_rules;
 
 use self::{
     backoff_clock::BackoffClock, group::Group, groups::Groups, oauth::TokenFunction, options::KafkaOptions,
-    publish::ProducerCell, subscriptions::TopicSubscription,
+    publish::ProducerCell, publish_all::IdleProducers, subscriptions::TopicSubscription,
 };
 use crate::{
     broker::{Broker, BrokerError, Published, Subscription},
@@ -74,6 +75,7 @@ mod prefetch_limit;
 mod progress;
 mod properties;
 mod publish;
+mod publish_all;
 mod reachability;
 mod rebalance;
 mod record;
@@ -131,6 +133,8 @@ pub struct Kafka {
 struct KafkaShared {
     clock: Arc<BackoffClock>,
     producer: ProducerCell,
+    /// Of `publish_all`.
+    ordered_producers: IdleProducers,
     groups: Arc<Groups>,
     topics_created: OnceCell<()>,
     /// The problems of the options, which don't change any more.
@@ -272,11 +276,10 @@ impl Kafka {
     ///
     /// Dropped half-way, the message is either published or not.
     pub async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
-        subject_rules::check_publish_subject(&message.subject)
-            .map_err(|message| BrokerError::Refused { message, source: None })?;
+        publish::check(&message)?;
         self.check()?;
         self.ensure_topics().await?;
-        publish::publish(&self.shared.producer, &self.options, message).await
+        publish::publish(&self.shared.producer, &self.options, &message).await
     }
 
     /// Creates the missing topics, once.
@@ -358,6 +361,28 @@ impl Broker for Kafka {
 
     async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
         Self::publish(self, message).await
+    }
+
+    /// In order are the messages of a topic that have the same key, as long as its number of partitions stays the same. Those
+    /// without a key go to any partition, so they are in order only on a topic with one.
+    ///
+    /// They are queued together, on a producer that is used for nothing else meanwhile; the brokers have one request at a time
+    /// each. The call ends `message.timeout.ms` (30 s by default) after the last confirmation at the latest. Messages that were
+    /// sent together with one that the brokers refuse are sent once more, each by itself.
+    async fn publish_all(&self, messages: Vec<Message>) -> Vec<Result<Published, BrokerError>> {
+        let ready = match self.check() {
+            Ok(()) => self.ensure_topics().await,
+            Err(error) => Err(error),
+        };
+        match ready {
+            Ok(()) => publish_all::publish_all(&self.shared.ordered_producers, &self.options, &messages).await,
+            Err(error) => messages.iter().map(|_| Err(error.copied())).collect(),
+        }
+    }
+
+    /// `message.max.bytes`. Key and headers count there, too.
+    fn max_payload(&self) -> Option<usize> {
+        Some(self.options.max_message_bytes())
     }
 }
 

@@ -31,6 +31,19 @@ pub(super) const PRODUCER: [(&str, &str); 4] = [
     ("enable.gapless.guarantee", "false"),
 ];
 
+/// The properties of a producer that sends nothing after what it could not send, which have precedence over the user's.
+pub(super) const ORDERED_PRODUCER: [(&str, &str); 4] = [
+    ("enable.gapless.guarantee", "true"),
+    ("max.in.flight.requests.per.connection", "1"),
+    // As often as librdkafka can count.
+    ("message.send.max.retries", "2147483647"),
+    // Never.
+    ("message.timeout.ms", "0"),
+];
+
+/// Other names of those.
+pub(super) const ORDERED_PRODUCER_ALIASES: [&str; 3] = ["max.in.flight", "retries", "delivery.timeout.ms"];
+
 /// What a property may be set to.
 enum Rule {
     /// Nothing.

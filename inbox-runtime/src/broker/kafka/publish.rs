@@ -1,14 +1,17 @@
-//! Publishing: one producer for all clones of a `Kafka`, created on first use.
+//! Publishing one message: one producer for all clones of a `Kafka`, created on first use.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use rdkafka::{
+    ClientConfig,
     error::{KafkaError, RDKafkaErrorCode},
     metadata::MetadataTopic,
     producer::{FutureProducer, FutureRecord, Producer as _, future_producer::Delivery},
     util::Timeout,
 };
+
+use inbox_rules::subject_rules;
 
 use super::{
     client_events::{ClientEvents, ProducerCallbacks},
@@ -26,9 +29,46 @@ const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A producer with its events.
 #[derive(Clone)]
-struct Producer {
-    client: FutureProducer<ProducerCallbacks>,
-    events: Arc<ClientEvents>,
+pub(super) struct Producer {
+    pub(super) client: FutureProducer<ProducerCallbacks>,
+    pub(super) events: Arc<ClientEvents>,
+}
+
+impl Producer {
+    pub(super) fn new(config: &ClientConfig, options: &KafkaOptions) -> Result<Self, BrokerError> {
+        let events = Arc::new(ClientEvents::new(options));
+        let callbacks = ProducerCallbacks(events.clone());
+        let client = config.create_with_context(callbacks).map_err(|error| {
+            let error = options.redact(&errors::config_error(&error));
+            BrokerError::Invalid(format!("a Kafka producer can't be created: {error}"))
+        })?;
+        Ok(Self { client, events })
+    }
+
+    /// What is told of a message that all in-sync replicas have.
+    pub(super) fn published(&self, topic: &str, Delivery { partition, offset, .. }: &Delivery) -> Published {
+        if self.events.reachability.mark_up() {
+            tracing::info!("publishing to Kafka works again");
+        }
+        Published::new(record::position(topic, *partition, *offset))
+    }
+}
+
+/// Refuses a message whose subject is none to publish to.
+pub(super) fn check(message: &Message) -> Result<(), BrokerError> {
+    subject_rules::check_publish_subject(&message.subject)
+        .map_err(|message| BrokerError::Refused { message, source: None })
+}
+
+/// A message as a record of its topic.
+pub(super) fn record<'a>(topic: &'a str, message: &'a Message) -> FutureRecord<'a, [u8], [u8]> {
+    let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(topic);
+    record.key = message.key.as_deref();
+    record.payload = message.payload.as_deref();
+    if !message.headers.is_empty() {
+        record.headers = Some(record::owned_headers(&message.headers));
+    }
+    record
 }
 
 /// The producer, once it is created.
@@ -41,13 +81,7 @@ impl ProducerCell {
         if let Some(producer) = &*cell {
             return Ok(producer.clone());
         }
-        let events = Arc::new(ClientEvents::new(options));
-        let callbacks = ProducerCallbacks(events.clone());
-        let client = options.producer().create_with_context(callbacks).map_err(|error| {
-            let error = options.redact(&errors::config_error(&error));
-            BrokerError::Invalid(format!("a Kafka producer can't be created: {error}"))
-        })?;
-        let producer = Producer { client, events };
+        let producer = Producer::new(&options.producer(), options)?;
         *cell = Some(producer.clone());
         Ok(producer)
     }
@@ -60,7 +94,7 @@ impl ProducerCell {
 }
 
 /// Dropping a producer blocks, which a thread of the runtime must not.
-fn drop_on_thread(producer: Option<Producer>) {
+pub(super) fn drop_on_thread(producer: Option<Producer>) {
     if let Some(producer) = producer {
         std::thread::spawn(move || drop(producer));
     }
@@ -82,23 +116,13 @@ impl fmt::Debug for ProducerCell {
 pub(super) async fn publish(
     producer_cell: &ProducerCell,
     options: &KafkaOptions,
-    message: Message,
+    message: &Message,
 ) -> Result<Published, BrokerError> {
+    check(message)?;
     let producer = producer_cell.get(options)?;
     let topic = topic_names::topic(&options.prefix, &message.subject);
-    let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(&topic);
-    record.key = message.key.as_deref();
-    record.payload = message.payload.as_deref();
-    if !message.headers.is_empty() {
-        record.headers = Some(record::owned_headers(&message.headers));
-    }
-    match producer.client.send(record, Timeout::Never).await {
-        Ok(Delivery { partition, offset, .. }) => {
-            if producer.events.reachability.mark_up() {
-                tracing::info!("publishing to Kafka works again");
-            }
-            Ok(Published::new(record::position(&topic, partition, offset)))
-        }
+    match producer.client.send(record(&topic, message), Timeout::Never).await {
+        Ok(delivery) => Ok(producer.published(&topic, &delivery)),
         Err((error, _)) => Err(failed(producer_cell, producer, topic, error).await),
     }
 }
@@ -122,19 +146,26 @@ async fn failed(producer_cell: &ProducerCell, producer: Producer, topic: String,
                 None => errors::publish_error(&topic, RDKafkaErrorCode::Fatal, error),
             }
         }
-        Some(RDKafkaErrorCode::MessageTimedOut) => match producer.events.reachability.cause() {
-            Some(cause) => BrokerError::unavailable(format!("could not publish to the topic `{topic}`"), cause),
-            None => tokio::task::spawn_blocking(move || timed_out(&producer, &topic, error))
-                .await
-                .unwrap_or_else(|panic| BrokerError::unavailable("could not publish", panic)),
-        },
+        Some(RDKafkaErrorCode::MessageTimedOut) => timed_out(&producer, topic).await,
         Some(code) => errors::publish_error(&topic, code, error),
         None => BrokerError::unavailable(format!("could not publish to the topic `{topic}`"), error),
     }
 }
 
+/// Why a message was not confirmed in time.
+pub(super) async fn timed_out(producer: &Producer, topic: String) -> BrokerError {
+    if let Some(cause) = producer.events.reachability.cause() {
+        return BrokerError::unavailable(format!("could not publish to the topic `{topic}`"), cause);
+    }
+    let producer = producer.clone();
+    tokio::task::spawn_blocking(move || ask_why(&producer, &topic))
+        .await
+        .unwrap_or_else(|panic| BrokerError::unavailable("could not publish", panic))
+}
+
 /// Asks the brokers why a message was not confirmed in time.
-fn timed_out(producer: &Producer, topic: &str, error: KafkaError) -> BrokerError {
+fn ask_why(producer: &Producer, topic: &str) -> BrokerError {
+    let error = KafkaError::MessageProduction(RDKafkaErrorCode::MessageTimedOut);
     let metadata = match producer.client.client().fetch_metadata(Some(topic), METADATA_TIMEOUT) {
         Ok(metadata) => metadata,
         Err(error) => {

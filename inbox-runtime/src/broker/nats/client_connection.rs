@@ -203,6 +203,13 @@ impl ClientConnection {
         })
     }
 
+    /// The largest message that the server accepts, in bytes, headers included; `None` before the first connect.
+    pub(super) fn max_payload(&self) -> Option<usize> {
+        // The library has an empty `INFO` until it is connected.
+        let max = self.live()?.client.server_info().max_payload;
+        (max > 0).then_some(max)
+    }
+
     /// The error text while not connected.
     pub(super) fn unreachable(&self) -> String {
         let why = self.events.last_error().clone();

@@ -14,6 +14,10 @@ pub(super) const PING_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The timeout of a request.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How many messages of one call are published at a time without the server's confirmation.
+pub(super) const MAX_UNCONFIRMED: usize = 512;
+/// The size of their payloads from which on no further one is sent, in bytes.
+pub(super) const MAX_UNCONFIRMED_BYTES: usize = 8 << 20;
 /// The timeout of an ack, nak or progress. The server never confirms one to a consumer that was just deleted.
 pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The `expires` of a pull request. A stop may have to wait for it.

@@ -274,7 +274,7 @@ impl Nats {
     ///
     /// Dropped half-way, the message is either published or not.
     pub async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
-        publish::publish(&self.jetstream, message).await
+        publish::publish(&self.jetstream, &message).await
     }
 }
 
@@ -316,5 +316,20 @@ impl Broker for Nats {
 
     async fn publish(&self, message: Message) -> Result<Published, BrokerError> {
         Self::publish(self, message).await
+    }
+
+    /// At most 512 messages, or about 8 MiB, are on their way to the server at a time.
+    async fn publish_all(&self, messages: Vec<Message>) -> Vec<Result<Published, BrokerError>> {
+        publish::publish_all(&self.jetstream, &messages).await
+    }
+
+    /// The `max_payload` of the server, once connected. Headers count there, too.
+    fn max_payload(&self) -> Option<usize> {
+        self.jetstream.client.max_payload()
+    }
+
+    /// Headers count towards the size.
+    fn check(&self, message: &Message) -> Result<(), String> {
+        publish::check(message, Broker::max_payload(self))
     }
 }

@@ -1,6 +1,9 @@
-//! Publishing: one request, and the meaning of its errors.
+//! Publishing: one request for each message, and the meaning of its errors.
+
+use std::collections::HashMap;
 
 use async_nats::Request;
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use serde::Deserialize;
 
 use inbox_rules::subject_rules;
@@ -11,35 +14,120 @@ use super::{
     error::{ApiError, RequestError, parse_answer},
     headers,
     jetstream::JetStream,
+    limits::{MAX_UNCONFIRMED, MAX_UNCONFIRMED_BYTES},
     stream::{StreamInfo, create_stream, requested_stream},
 };
 use crate::{
-    broker::{BrokerError, Published},
+    broker::{
+        BrokerError, Published,
+        send_order::{Pipelining, SendOrder},
+    },
     delivery::Message,
 };
 
 /// The header by which the server deduplicates.
 const MSG_ID: &str = "Nats-Msg-Id";
 
+const NO_NULL: &str = "NATS has no null payload; send an empty one";
+
 /// Codes of temporary errors with status 400: the account's limit is reached, the stream is sealed, the same id is
 /// being stored.
 const TEMPORARY: [u64; 3] = [10002, 10109, 10158];
 
-pub(super) async fn publish(jetstream: &JetStream, message: Message) -> Result<Published, BrokerError> {
+pub(super) async fn publish(jetstream: &JetStream, message: &Message) -> Result<Published, BrokerError> {
+    let ack = store(jetstream, message).await?;
+    let created = created(jetstream, &ack).await;
+    Ok(published(&ack, created))
+}
+
+/// Publishes messages, of each subject and key the next one as soon as the one before it is confirmed.
+pub(super) async fn publish_all(jetstream: &JetStream, messages: &[Message]) -> Vec<Result<Published, BrokerError>> {
+    let mut order = SendOrder::new(messages, Pipelining::One);
+    let mut unconfirmed = FuturesUnordered::new();
+    let mut bytes = 0;
+    loop {
+        // A message of any size is sent when it is the only one.
+        while unconfirmed.len() < MAX_UNCONFIRMED && (bytes < MAX_UNCONFIRMED_BYTES || unconfirmed.is_empty()) {
+            let Some(place) = order.next() else { break };
+            let message = &messages[place];
+            bytes += size(message);
+            unconfirmed.push(async move { (place, store(jetstream, message).await) });
+        }
+        let Some((place, answer)) = unconfirmed.next().await else {
+            return all_published(jetstream, order.finish()).await;
+        };
+        bytes -= size(&messages[place]);
+        order.answered(place, answer);
+    }
+}
+
+/// The size of a message's payload, in bytes. That of its headers is bounded by the server.
+fn size(message: &Message) -> usize {
+    message.payload.as_ref().map_or(0, bytes::Bytes::len)
+}
+
+/// The positions of stored messages. The creation time of each stream is requested at most once.
+async fn all_published(
+    jetstream: &JetStream,
+    acks: Vec<Result<PublishAck, BrokerError>>,
+) -> Vec<Result<Published, BrokerError>> {
+    let mut last: HashMap<&str, &PublishAck> = HashMap::new();
+    for ack in acks.iter().flatten().filter(|ack| !ack.duplicate) {
+        let last = last.entry(&ack.stream).or_insert(ack);
+        if last.seq < ack.seq {
+            *last = ack;
+        }
+    }
+    for ack in acks.iter().flatten() {
+        last.entry(&ack.stream).or_insert(ack);
+    }
+    let mut streams = HashMap::new();
+    for ack in last.into_values() {
+        streams.insert(ack.stream.clone(), created(jetstream, ack).await);
+    }
+    let published = |ack: PublishAck| published(&ack, streams[&ack.stream]);
+    acks.into_iter().map(|ack| ack.map(published)).collect()
+}
+
+/// Stores a message in the stream that holds its subject.
+async fn store(jetstream: &JetStream, message: &Message) -> Result<PublishAck, BrokerError> {
     let refused = |message: String| BrokerError::Refused { message, source: None };
     subject_rules::check_publish_subject(&message.subject).map_err(refused)?;
     let Some(payload) = message.payload.clone() else {
-        return Err(refused("NATS has no null payload; send an empty one".to_owned()));
+        return Err(refused(NO_NULL.to_owned()));
     };
-    let headers = wire_headers(&message)?;
+    let headers = wire_headers(message)?;
     let request = || Request::new().headers(headers.clone()).payload(payload.clone());
     let mut answer = jetstream.send(&message.subject, request()).await;
     if matches!(answer, Err(RequestError::NoResponders(_))) && create_stream_for(jetstream, &message.subject).await? {
         answer = jetstream.send(&message.subject, request()).await;
     }
     let answer = answer.map_err(|error| not_published(error, &message.subject))?;
-    let ack = parse_answer(&answer.payload).map_err(|error| not_published(error, &message.subject))?;
-    Ok(published(jetstream, &ack).await)
+    parse_answer(&answer.payload).map_err(|error| not_published(error, &message.subject))
+}
+
+/// Whether the server can be sent the message at all.
+pub(super) fn check(message: &Message, max_payload: Option<usize>) -> Result<(), String> {
+    let Some(payload) = &message.payload else {
+        return Err(NO_NULL.to_owned());
+    };
+    let headers = wire_headers(message).map_err(|error| match error {
+        BrokerError::Refused { message, .. } => message,
+        error => error.to_string(),
+    })?;
+    let headers = headers.iter().flat_map(|(name, values)| {
+        values
+            .iter()
+            .map(|value| (AsRef::<str>::as_ref(name).len(), value.as_str().len()))
+    });
+    // As they are sent: `name: value`, each with the end of its line, between a first line and an empty one.
+    let size = payload.len() + headers.map(|(name, value)| name + value + 4).sum::<usize>() + 12;
+    match max_payload {
+        Some(max) if size > max => Err(format!(
+            "with its headers it has {size} bytes, and the server takes at most {max}; raise `max_payload` there, or send less"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// The message's headers, with its id as `Nats-Msg-Id`.
@@ -69,7 +157,7 @@ fn not_published(error: RequestError, subject: &str) -> BrokerError {
         RequestError::NoResponders(_) => not_now(format!(
             "no stream holds the subject {subject}, or its leader is being elected; create a stream that holds it"
         )),
-        RequestError::Denied(why) => refused(why),
+        RequestError::Denied(message) => BrokerError::Denied { message, source: None },
         RequestError::TooLarge(why) => refused(format!(
             "the message to {subject} is larger than the server accepts ({why}); raise `max_payload` there, or send less"
         )),
@@ -93,23 +181,24 @@ struct PublishAck {
     duplicate: bool,
 }
 
-/// The position of a stored message. The creation time of its stream is requested once; the message is stored even if
-/// that fails.
-async fn published(jetstream: &JetStream, ack: &PublishAck) -> Published {
-    let created = match jetstream.epochs.get(&ack.stream, ack.seq, ack.duplicate) {
-        Some(created) => created,
-        None => {
-            let info = StreamInfo::get(jetstream, &ack.stream).await;
-            let created = info
-                .as_ref()
-                .map_or(Created::Unknown, |info| Created::At(info.created()));
-            // Requested again with the next message.
-            if !matches!(info, Err(RequestError::NoAnswer(_))) {
-                jetstream.epochs.insert(&ack.stream, created, ack.seq);
-            }
-            created
-        }
-    };
+/// When the stream of a stored message was created: requested once. The message is stored even if that fails.
+async fn created(jetstream: &JetStream, ack: &PublishAck) -> Created {
+    if let Some(created) = jetstream.epochs.get(&ack.stream, ack.seq, ack.duplicate) {
+        return created;
+    }
+    let info = StreamInfo::get(jetstream, &ack.stream).await;
+    let created = info
+        .as_ref()
+        .map_or(Created::Unknown, |info| Created::At(info.created()));
+    // Requested again with the next message.
+    if !matches!(info, Err(RequestError::NoAnswer(_))) {
+        jetstream.epochs.insert(&ack.stream, created, ack.seq);
+    }
+    created
+}
+
+/// What is told of a stored message.
+fn published(ack: &PublishAck, created: Created) -> Published {
     let position = match created {
         Created::At(created) => durable::position(&ack.stream, created, ack.seq),
         Created::Unknown => format!("nats:{}:{}", ack.stream, ack.seq),
@@ -145,7 +234,8 @@ mod tests {
         let not_now = |error| matches!(not_published(error, "s"), BrokerError::NotNow { .. });
         assert!(refused(api(400, 10054)), "message size exceeds maximum allowed");
         assert!(refused(api(400, 10071)), "wrong last sequence");
-        assert!(refused(RequestError::Denied(String::new())));
+        let denied = not_published(RequestError::Denied(String::new()), "s");
+        assert!(matches!(denied, BrokerError::Denied { .. }));
         assert!(refused(RequestError::TooLarge(String::new())));
         assert!(not_now(api(503, 10077)), "maximum messages exceeded");
         assert!(not_now(api(503, 10023)), "insufficient resources");

@@ -71,8 +71,8 @@ const MOVE_DUE: &str = "
     INSERT INTO inbox_outbox (lane, message_id, subject, message_key, headers, payload)
     SELECT lane, message_id, subject, message_key, headers, payload FROM due ORDER BY due_at, id";
 
-const COUNT: &str = "SELECT count(*) FROM (SELECT FROM inbox_outbox LIMIT $1) AS some";
-const COUNT_PARKED: &str = "SELECT count(*) FROM (SELECT FROM inbox_outbox_parked LIMIT $1) AS some";
+const COUNT: &str = "SELECT count(*) FROM (SELECT FROM inbox_outbox LIMIT $1) AS counted";
+const COUNT_PARKED: &str = "SELECT count(*) FROM (SELECT FROM inbox_outbox_parked LIMIT $1) AS counted";
 
 const LIST_PARKED: &str = "
     SELECT id, message_id, subject, message_key, headers, payload, error,

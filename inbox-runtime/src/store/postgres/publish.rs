@@ -75,7 +75,7 @@ impl OutboxSql {
     fn insert(&mut self, into: &str, messages: &[&NewOutboxMessage]) {
         let bytes: usize = messages
             .iter()
-            .map(|one| one.message.payload.as_ref().map_or(0, |payload| payload.len()))
+            .map(|one| one.message.payload.as_ref().map_or(0, bytes::Bytes::len))
             .sum();
         let sql = &mut self.text;
         sql.reserve(bytes * 2 + messages.len() * 512);

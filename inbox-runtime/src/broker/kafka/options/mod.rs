@@ -1,6 +1,6 @@
 //! The options of a Kafka client: its URL, librdkafka's properties, and the client configurations made of them.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use rdkafka::{
     ClientConfig,
@@ -19,6 +19,10 @@ mod property;
 
 /// The default of a consumer's prefetch memory, in bytes.
 pub(super) const DEFAULT_MEMORY: u64 = 64 << 20;
+/// How long a publish takes at most, in milliseconds. librdkafka's default of five minutes is too long to wait for one.
+const PUBLISH_TIMEOUT_MS: u64 = 30_000;
+/// librdkafka's default of `message.max.bytes`.
+const MAX_MESSAGE_BYTES: usize = 1_000_000;
 /// The minimum of a consumer's prefetch memory, in bytes.
 const MIN_MEMORY: u64 = 1 << 20;
 
@@ -240,7 +244,7 @@ impl KafkaOptions {
         is("sasl.oauthbearer.method", "oidc") || is("enable.sasl.oauthbearer.unsecure.jwt", "true")
     }
 
-    /// Creates a consumer and a producer without brokers, which connect to none.
+    /// Creates a consumer and both producers without brokers, which connect to none.
     fn dry_run(&self) -> Result<(), KafkaError> {
         // Creating these would fetch a token, or load foreign code.
         if self.has_builtin_tokens() || self.get("plugin.library.paths").is_some() {
@@ -249,6 +253,7 @@ impl KafkaOptions {
         for (mut config, kind) in [
             (self.consumer("dry-run"), RDKafkaType::RD_KAFKA_CONSUMER),
             (self.producer(), RDKafkaType::RD_KAFKA_PRODUCER),
+            (self.ordered_producer(), RDKafkaType::RD_KAFKA_PRODUCER),
         ] {
             config.remove("bootstrap.servers");
             let native = config.create_native_config()?;
@@ -292,9 +297,8 @@ impl KafkaOptions {
         for (name, value) in properties::PRODUCER {
             config.set(name, value);
         }
-        // librdkafka's default of five minutes is too long to wait for a publish.
         if self.get("message.timeout.ms").is_none() && self.get("delivery.timeout.ms").is_none() {
-            config.set("message.timeout.ms", "30000");
+            config.set("message.timeout.ms", PUBLISH_TIMEOUT_MS.to_string());
         }
         // A missing topic is reported before that timeout.
         if self.get("topic.metadata.propagation.max.ms").is_none() {
@@ -302,6 +306,33 @@ impl KafkaOptions {
         }
         config.set("statistics.interval.ms", "0");
         config
+    }
+
+    /// The configuration of a producer that sends nothing after what it could not send.
+    pub(super) fn ordered_producer(&self) -> ClientConfig {
+        let mut config = self.producer();
+        for alias in properties::ORDERED_PRODUCER_ALIASES {
+            config.remove(alias);
+        }
+        for (name, value) in properties::ORDERED_PRODUCER {
+            config.set(name, value);
+        }
+        config
+    }
+
+    /// How long the brokers may take to confirm a message.
+    pub(super) fn publish_timeout(&self) -> Duration {
+        let set = self
+            .get("message.timeout.ms")
+            .or_else(|| self.get("delivery.timeout.ms"));
+        let millis = set.and_then(|millis| millis.parse().ok());
+        Duration::from_millis(millis.unwrap_or(PUBLISH_TIMEOUT_MS))
+    }
+
+    /// The largest record that a producer takes, in bytes.
+    pub(super) fn max_message_bytes(&self) -> usize {
+        let set = self.get("message.max.bytes").and_then(|bytes| bytes.parse().ok());
+        set.unwrap_or(MAX_MESSAGE_BYTES)
     }
 }
 

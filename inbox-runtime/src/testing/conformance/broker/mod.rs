@@ -1,5 +1,7 @@
 //! The checks that every broker passes, those of this crate among them.
 
+mod publishing;
+
 use std::{
     collections::BTreeSet,
     time::{Duration, Instant},
@@ -102,6 +104,15 @@ pub async fn broker<B: Broker + Clone>(rules: BrokerRules, fresh: impl AsyncFn()
         .await
         .what_a_closed_source_has_not_returned_goes_to_another()
         .await;
+    client()
+        .await
+        .what_is_published_at_once_keeps_the_order_of_each_key()
+        .await;
+    client()
+        .await
+        .a_message_that_is_refused_keeps_none_of_its_key_back()
+        .await;
+    client().await.a_publish_that_is_dropped_leaves_no_gap().await;
     if rules.leases {
         client().await.a_lease_that_runs_out_is_redelivered().await;
         client().await.progress_prolongs_a_lease().await;
