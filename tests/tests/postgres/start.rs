@@ -124,7 +124,7 @@ async fn f16_eight_start_at_once_on_an_empty_database() {
             assert!(outcome.is_ok(), "round {round}: {outcome:?}");
         }
         let number = async |sql: &str| database.number(sql).await;
-        assert_eq!(number("SELECT count(*) FROM _inbox_migrations WHERE success").await, 4);
+        assert_eq!(number("SELECT count(*) FROM _inbox_migrations WHERE success").await, 5);
         // Eight brokers with the same message.
         assert_eq!(number("SELECT count(*) FROM effects").await, 1);
         assert_eq!(number("SELECT count(*) FROM inbox_events").await, 1);

@@ -232,7 +232,7 @@ async fn role(world: &World, name: &str, grants: &str) -> World {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g44_rights_are_checked() {
     let all = "GRANT SELECT, INSERT ON inbox_events TO $role; GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_attempts, \
-               inbox_dead_letters TO $role; GRANT SELECT ON _inbox_migrations TO $role; GRANT INSERT ON effects TO $role;";
+               inbox_dead_letters, inbox_outbox, inbox_outbox_later, inbox_outbox_parked TO $role; GRANT SELECT ON _inbox_migrations TO $role; GRANT INSERT ON effects TO $role;";
     for (name, sql, parts) in [
         (
             "inbox_no_attempts",

@@ -282,7 +282,10 @@ async fn g76_a_database_that_can_only_be_read_is_not_ready() {
         stop(inbox).await;
         world
             .database
-            .exec("DROP TABLE inbox_events, inbox_attempts, inbox_dead_letters, _inbox_migrations")
+            .exec(
+                "DROP TABLE inbox_events, inbox_attempts, inbox_dead_letters, inbox_outbox, inbox_outbox_later, \
+                 inbox_outbox_parked, _inbox_migrations",
+            )
             .await;
     }
 }
