@@ -31,7 +31,8 @@ pub struct Health {
     /// Why it is not ready.
     pub reasons: Vec<String>,
     /// What somebody should look at though it keeps no message from being handled: dead letters that are to be replayed by a
-    /// handler that no running program has; a background service that panics each time it is run.
+    /// handler that no running program has; an outbox that can't be relayed, is relayed by nobody, is full, or has messages that the
+    /// broker refuses; a background service that panics each time it is run.
     pub warnings: Vec<String>,
     /// Each handler by itself; none before the inbox has started.
     pub handlers: Vec<HandlerHealth>,

@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Publishes as many invoices as the order's amount says, with its id as their key.
-fn publish_invoices(order: &Order, outbox: &Outbox) {
+fn publish_invoices(order: &Order, outbox: Outbox) {
     for number in 1..=order.amount {
         let invoice = Order {
             order_id: order.order_id.clone(),
@@ -16,6 +16,41 @@ fn publish_invoices(order: &Order, outbox: &Outbox) {
         };
         outbox.publish(invoice.to("invoice.created").key(order.order_id.clone()));
     }
+    drop(outbox);
+}
+
+fn publish_to_its_id(order: &Order, outbox: Outbox) {
+    outbox.publish(order.to(&order.order_id));
+    drop(outbox);
+}
+
+fn escape(_order: &Order, outbox: Outbox) {
+    tokio::spawn(async move {
+        std::future::pending::<()>().await;
+        drop(outbox);
+    });
+}
+
+/// A handler that does that with its outbox, writes its effect, and then does what the probe says.
+macro_rules! handler {
+    ($conn:ty, $(#[doc = $doc:literal])* $name:ident, $publish:ident, $($attribute:tt)*) => {
+        $(#[doc = $doc])*
+        ///
+        /// # Errors
+        ///
+        /// As the probe says.
+        #[inbox_handler($($attribute)*)]
+        pub async fn $name(
+            tx: &mut $conn,
+            Json(order): Json<Order>,
+            meta: Meta,
+            State(probe): State<Probe>,
+            outbox: Outbox,
+        ) -> Result<Handled, HandlerError> {
+            super::$publish(&order, outbox);
+            handle(tx, order, meta, probe).await
+        }
+    };
 }
 
 macro_rules! handlers {
@@ -24,88 +59,18 @@ macro_rules! handlers {
         pub mod $module {
             use super::*;
 
-            /// Publishes invoices and writes its effect.
-            ///
-            /// # Errors
-            ///
-            /// As the probe says.
-            #[inbox_handler(
-                group = "orders",
-                subject = "order.created",
-                concurrency = 4,
-                max_attempts = 3,
-                backoff = "10ms..40ms"
-            )]
-            pub async fn orders(
-                tx: &mut $conn,
-                Json(order): Json<Order>,
-                meta: Meta,
-                State(probe): State<Probe>,
-                outbox: Outbox,
-            ) -> Result<Handled, HandlerError> {
-                publish_invoices(&order, &outbox);
-                handle(tx, order, meta, probe).await
-            }
-
-            /// The same, at least once.
-            ///
-            /// # Errors
-            ///
-            /// As the probe says.
-            #[inbox_handler(
-                group = "orders-again",
-                subject = "order.created",
-                ack = "at_least_once",
-                max_attempts = 3,
-                backoff = "10ms..40ms"
-            )]
-            pub async fn orders_again(
-                tx: &mut $conn,
-                Json(order): Json<Order>,
-                meta: Meta,
-                State(probe): State<Probe>,
-                outbox: Outbox,
-            ) -> Result<Handled, HandlerError> {
-                publish_invoices(&order, &outbox);
-                handle(tx, order, meta, probe).await
-            }
-
-            /// Moves its outbox into a task that outlives it.
-            ///
-            /// # Errors
-            ///
-            /// As the probe says.
-            #[inbox_handler(group = "escape", subject = "order.created", max_attempts = 1)]
-            pub async fn escape(
-                tx: &mut $conn,
-                Json(order): Json<Order>,
-                meta: Meta,
-                State(probe): State<Probe>,
-                outbox: Outbox,
-            ) -> Result<Handled, HandlerError> {
-                tokio::spawn(async move {
-                    std::future::pending::<()>().await;
-                    drop(outbox);
-                });
-                handle(tx, order, meta, probe).await
-            }
-
-            /// Publishes to a subject that its order's id names.
-            ///
-            /// # Errors
-            ///
-            /// As the probe says.
-            #[inbox_handler(group = "named", subject = "order.created", max_attempts = 1)]
-            pub async fn named(
-                tx: &mut $conn,
-                Json(order): Json<Order>,
-                meta: Meta,
-                State(probe): State<Probe>,
-                outbox: Outbox,
-            ) -> Result<Handled, HandlerError> {
-                outbox.publish(order.to(&order.order_id));
-                handle(tx, order, meta, probe).await
-            }
+            handler!($conn, /// Publishes invoices and writes its effect.
+                orders, publish_invoices,
+                group = "orders", subject = "order.created", concurrency = 4, max_attempts = 3, backoff = "10ms..40ms");
+            handler!($conn, /// The same, at least once.
+                orders_again, publish_invoices,
+                group = "orders-again", subject = "order.created", ack = "at_least_once", max_attempts = 3, backoff = "10ms..40ms");
+            handler!($conn, /// Publishes to a subject that its order's id names.
+                named, publish_to_its_id,
+                group = "named", subject = "order.created", max_attempts = 1);
+            handler!($conn, /// Moves its outbox into a task that outlives it.
+                escape, escape,
+                group = "escape", subject = "order.created", max_attempts = 1);
 
             /// Writes an effect for each invoice.
             ///

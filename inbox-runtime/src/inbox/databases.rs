@@ -175,6 +175,14 @@ fn open(kind: &dyn StoreDriver, origin: Origin, settings: StoreSettings) -> Resu
     })
 }
 
+/// Each database once: that of the dead letters is mostly one that is there already.
+pub(super) fn distinct(databases: &[Database]) -> impl Iterator<Item = &Database> {
+    databases.iter().enumerate().filter_map(|(index, database)| {
+        let mut before = databases[..index].iter();
+        (!before.any(|other| Arc::ptr_eq(&other.records, &database.records))).then_some(database)
+    })
+}
+
 fn detached(records: Arc<dyn Records>, label: String) -> Database {
     Database {
         kind: TypeId::of::<Detached>(),

@@ -11,6 +11,7 @@ mod erased;
 mod handle;
 mod left_behind;
 mod nudge;
+mod outboxes;
 mod plan;
 mod start;
 mod startup_checks;

@@ -7,13 +7,13 @@ use futures_util::future::try_join_all;
 use super::{
     HandlerRunner, Inbox, InboxBuilder,
     builder::Signal,
-    databases::Database,
+    databases::{Database, distinct},
+    outboxes::{Outbox, outboxes, relays},
     plan::{Plan, Planned, plan, subscriptions},
 };
 use crate::{
     backoff::Backoff,
     broker::{BrokerError, DynSource},
-    config::OutboxLimits,
     consumer::Stop,
     counters::Counters,
     error::Error,
@@ -21,10 +21,8 @@ use crate::{
     handler::StartPosition,
     health::{HandlerStatus, HealthHandle, LifecycleGuard},
     inbox::erased::Shared,
-    outbox_mode::OutboxMode,
-    outbox_watch::OutboxWatch,
     pipeline::SoloGate,
-    services::{OutboxMonitor, Relay, Replayer, Services, Upkeep},
+    services::{Relay, Replayer, Services, Upkeep},
     store::{ConnectError, MigrateError, MigrateMode, StoreError, detached::Detached},
     warnings::Warnings,
 };
@@ -196,14 +194,6 @@ async fn prepare(plan: Plan, shared: &Shared, life: &LifecycleGuard) -> Result<P
     })
 }
 
-/// Each database once: that of the dead letters is mostly one that is there already.
-fn distinct(databases: &[Database]) -> impl Iterator<Item = &Database> {
-    databases.iter().enumerate().filter_map(|(index, database)| {
-        let mut before = databases[..index].iter();
-        (!before.any(|other| Arc::ptr_eq(&other.records, &database.records))).then_some(database)
-    })
-}
-
 /// Whether the handler's database has records of its group, which is asked only where it makes a difference.
 async fn knows(planned: &Planned, databases: &[Database], life: &LifecycleGuard) -> Result<bool, Error> {
     let kind = planned.entry.store();
@@ -345,45 +335,6 @@ fn runners(
         runners.push(HandlerRunner { meta, runner, source });
     }
     (runners, watched)
-}
-
-/// The outbox of one database.
-struct Outbox<'a> {
-    database: &'a Database,
-    watch: Arc<OutboxWatch>,
-}
-
-/// The outbox of each database.
-fn outboxes<'a>(databases: &'a [Database], limits: OutboxLimits, warnings: &Warnings) -> Vec<Outbox<'a>> {
-    let outbox = |database: &'a Database| Outbox {
-        database,
-        watch: OutboxWatch::new(database.label.clone(), limits, warnings.clone()),
-    };
-    distinct(databases).map(outbox).collect()
-}
-
-/// Adds what relays and watches the outboxes. Returns the relays, for an inbox that is driven message by message.
-fn relays(mode: OutboxMode, outboxes: &[Outbox<'_>], shared: &Shared, services: &mut Services) -> Vec<Arc<Relay>> {
-    let mut relays = Vec::new();
-    if mode == OutboxMode::Off {
-        return relays;
-    }
-    for Outbox { database, watch } in outboxes {
-        let (label, records) = (&database.label, &database.records);
-        let monitor = OutboxMonitor::new(label.clone(), records.clone(), watch.clone(), mode.relays());
-        services.add(monitor, &shared.warnings);
-        if mode.relays() {
-            let relay = Arc::new(Relay::new(
-                label.clone(),
-                records.clone(),
-                shared.broker.clone(),
-                watch.clone(),
-            ));
-            services.add(relay.clone(), &shared.warnings);
-            relays.push(relay);
-        }
-    }
-    relays
 }
 
 /// What runs beside the handlers: a replayer for each database that has dead letters of theirs, and the upkeep of the metrics.

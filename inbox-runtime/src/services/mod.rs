@@ -4,6 +4,7 @@
 //! What must go on through the drain is no service: keeping leases alive and sampling gauges (`consumer`), serving health
 //! (`http`).
 
+mod batch;
 mod lanes;
 mod outbox_monitor;
 mod relay;

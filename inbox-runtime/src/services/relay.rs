@@ -6,39 +6,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::{StreamExt, stream::FuturesUnordered};
-use tokio::time::timeout;
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    lanes::{Lane, Lanes},
+    batch::{Ended, Limits, Publisher, Round},
+    lanes::{Lanes, Trial},
     service::Service,
 };
 use crate::{
     backoff::Backoff,
-    broker::{BrokerError, DynBroker, Published},
+    broker::DynBroker,
     error_chain::text,
-    failpoint::failpoint,
     outbox_wake,
     outbox_watch::OutboxWatch,
-    store::{LaneRequest, OutboxRow, Records, StoreError},
+    store::{Records, StoreError},
 };
 
 /// How many lanes one relay works on at a time, each on a connection of its own.
 const CONCURRENCY: usize = 2;
-/// The most messages of one batch, and the bytes after which it gets no further one.
-const MAX_MESSAGES: u32 = 512;
-const MAX_BYTES: u64 = 8 << 20;
-/// How long the broker may take for a batch, which is longer than each takes by itself to say what it doesn't take now.
-const PUBLISH_WAIT: Duration = Duration::from_secs(90);
 /// The pause between two looks at an outbox that was empty, from the first to the longest.
 const POLL: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(600));
 /// The first pause before a look at lanes that other relays have.
 const TAKEN: Duration = Duration::from_millis(5);
 /// How many delayed messages are moved at a time.
 const MAX_DUE: u32 = 1000;
-/// How long a right may be missing before the messages that need it are parked.
-const GRANT_WAIT: Duration = Duration::from_mins(5);
 /// The wait after the database or the broker could not be used.
 const OUTAGE: Backoff = Backoff {
     first: Duration::from_millis(100),
@@ -46,24 +38,7 @@ const OUTAGE: Backoff = Backoff {
 };
 
 /// Publishes what waits in the outbox of one database.
-pub(crate) struct Relay {
-    /// The database's name and where it was given.
-    database: String,
-    records: Arc<dyn Records>,
-    broker: DynBroker,
-    watch: Arc<OutboxWatch>,
-}
-
-/// What a look at the outbox, or a batch of one lane, has come to.
-#[derive(Default)]
-struct Round {
-    /// Something was published or parked.
-    progress: bool,
-    /// Another relay has a lane that has something.
-    taken: bool,
-    /// Why the database or the broker can't be used now.
-    outage: Option<String>,
-}
+pub(crate) struct Relay(Publisher);
 
 /// How long the pauses between two looks are.
 struct Pauses {
@@ -105,72 +80,60 @@ impl Pauses {
     }
 }
 
-impl Round {
-    fn outage(why: String) -> Self {
-        Self {
-            outage: Some(why),
-            ..Self::default()
-        }
-    }
-
-    fn add(&mut self, other: Self) {
-        self.progress |= other.progress;
-        self.taken |= other.taken;
-        self.outage = self.outage.take().or(other.outage);
-    }
-}
-
 impl Relay {
     pub(crate) fn new(database: String, records: Arc<dyn Records>, broker: DynBroker, watch: Arc<OutboxWatch>) -> Self {
-        Self {
+        Self(Publisher {
             database,
             records,
             broker,
             watch,
-        }
+        })
     }
 
     /// Publishes everything that can be published now, and returns: for an inbox that is driven message by message.
     pub(crate) async fn flush(&self) {
-        let mut lanes = Lanes::new(self.records.outbox_lanes());
+        let mut lanes = Lanes::new(self.0.records.outbox_lanes());
         while self.round(&mut lanes).await.progress {}
     }
 
     /// Relays until it is told to stop; what is under way then is finished.
     async fn relay(&self, stop: &CancellationToken) {
-        let mut lanes = Lanes::new(self.records.outbox_lanes());
+        let mut lanes = Lanes::new(self.0.records.outbox_lanes());
+        let mut trial = Trying::default();
         let mut pauses = Pauses::default();
         while !stop.is_cancelled() {
             // From before the look on: what is committed meanwhile is found by the next one.
             let woken = outbox_wake::woken();
-            let round = self.round(&mut lanes).await;
-            self.watch.set_relayed(round.outage.clone(), lanes.waiting());
-            let pause = match &round.outage {
-                Some(why) => {
-                    if pauses.failures == 0 {
-                        tracing::warn!(
-                            database = self.database,
-                            error = why,
-                            "the outbox can't be relayed now; trying again"
-                        );
-                    }
-                    pauses.after_outage()
-                }
-                None => {
-                    if pauses.failures > 0 {
-                        tracing::info!(database = self.database, "the outbox is relayed again");
-                    }
-                    let pause = pauses.after(&round);
-                    lanes.next_trial().map_or(pause, |trial| pause.min(trial))
-                }
-            };
+            trial.begin(self, &mut lanes);
+            let round = trial.beside(self.round(&mut lanes)).await;
+            trial.absorb(&mut lanes);
+            self.0.watch.set_relayed(round.outage.clone(), lanes.waiting());
+            let pause = self.pause(&round, &lanes, &mut pauses);
             tokio::select! {
                 () = stop.cancelled() => {}
                 // Nothing that is committed meanwhile ends an outage.
                 () = woken, if round.outage.is_none() => pauses.empty = POLL.0,
+                () = trial.ends() => {}
                 () = tokio::time::sleep(pause) => {}
             }
+            trial.absorb(&mut lanes);
         }
+    }
+
+    /// How long to wait for the next look.
+    fn pause(&self, round: &Round, lanes: &Lanes, pauses: &mut Pauses) -> Duration {
+        let database = &self.0.database;
+        if let Some(why) = &round.outage {
+            if pauses.failures == 0 {
+                tracing::warn!(database, error = why, "the outbox can't be relayed now; trying again");
+            }
+            return pauses.after_outage();
+        }
+        if pauses.failures > 0 {
+            tracing::info!(database, "the outbox is relayed again");
+        }
+        let pause = pauses.after(round);
+        lanes.next_trial().map_or(pause, |trial| pause.min(trial))
     }
 
     /// Looks for lanes that have something, and publishes a batch of each.
@@ -185,13 +148,12 @@ impl Relay {
                 let Some(lane) = ready.next().and_then(|lane| lanes.get(lane)) else {
                     break;
                 };
-                running.push(self.batch(lane));
+                running.push(self.0.publish(lane, Limits::of(lanes)));
             }
-            let Some((lane, ended)) = running.next().await else {
+            let Some(ended) = running.next().await else {
                 return round;
             };
-            lanes.put(lane);
-            round.add(ended);
+            round.add(ended.learn(lanes));
         }
     }
 
@@ -199,111 +161,77 @@ impl Relay {
     async fn look(&self, lanes: &mut Lanes) -> Result<Vec<u16>, StoreError> {
         let started = Instant::now();
         let from = lanes.begin_look();
-        let mut heads = self.records.outbox_heads(&from).await?;
+        let mut heads = self.0.records.outbox_heads(&from).await?;
         if heads.due {
-            while self.records.move_due(MAX_DUE).await? == u64::from(MAX_DUE) {}
-            heads = self.records.outbox_heads(&from).await?;
+            while self.0.records.move_due(MAX_DUE).await? == u64::from(MAX_DUE) {}
+            heads = self.0.records.outbox_heads(&from).await?;
         }
-        self.watch.set_oldest(heads.lanes.iter().map(|head| head.age).max());
+        if lanes.sees_all() {
+            self.0.watch.set_oldest(heads.lanes.iter().map(|head| head.age).max());
+        }
         Ok(lanes.end_look(&heads, started.elapsed()))
-    }
-
-    /// Publishes the first messages of a lane.
-    async fn batch(&self, mut lane: Lane) -> (Lane, Round) {
-        let round = self.try_batch(&mut lane).await;
-        let round = round.unwrap_or_else(|error| Round::outage(text(&error)));
-        (lane, round)
-    }
-
-    async fn try_batch(&self, lane: &mut Lane) -> Result<Round, StoreError> {
-        let skip = lane.skipped();
-        let request = LaneRequest {
-            lane: lane.number,
-            from: lane.start,
-            skip: &skip,
-            max_messages: MAX_MESSAGES,
-            max_bytes: MAX_BYTES,
-        };
-        let started = Instant::now();
-        let Some(mut taken) = self.records.take_lane(request).await? else {
-            return Ok(Round {
-                taken: true,
-                ..Round::default()
-            });
-        };
-        lane.read(started.elapsed());
-        let rows = taken.take_rows();
-        let Some(last) = rows.last().map(|row| row.id) else {
-            // Another relay was quicker, or what is left waits.
-            lane.done(None, true);
-            taken.finish(Vec::new(), Vec::new()).await?;
-            return Ok(Round::default());
-        };
-        let messages = rows.iter().map(|row| row.message.clone()).collect();
-        let Ok(answers) = timeout(PUBLISH_WAIT, self.broker.publish_all(messages)).await else {
-            let wait = humantime::format_duration(PUBLISH_WAIT);
-            return Ok(Round::outage(format!("the broker had no answer within {wait}")));
-        };
-        failpoint!("outbox_after_send");
-        let (confirmed, refused, outage) = self.sort(lane, &rows, answers);
-        let (published, parked) = (confirmed.len(), refused.len());
-        taken.finish(confirmed, refused).await?;
-        failpoint!("outbox_after_delete");
-        self.watch.count(published);
-        if outage.is_none() {
-            lane.done(Some(last), is_exhausted(&rows));
-        }
-        Ok(Round {
-            progress: published + parked > 0,
-            taken: false,
-            outage,
-        })
-    }
-
-    /// Sorts a batch by the broker's answers: the messages that are confirmed, those that are refused, each with the reason, and why
-    /// nothing more can be published.
-    fn sort(&self, lane: &mut Lane, rows: &[OutboxRow], answers: Vec<Result<Published, BrokerError>>) -> Sorted {
-        let (mut confirmed, mut refused, mut outage) = (Vec::new(), Vec::new(), None);
-        for (OutboxRow { id, message }, answer) in rows.iter().zip(answers) {
-            let error = match answer {
-                Ok(_) => {
-                    confirmed.push(*id);
-                    continue;
-                }
-                Err(error) => error,
-            };
-            let (subject, why) = (&message.subject, text(&error));
-            match error {
-                BrokerError::Denied { .. } if lane.waited(subject) < GRANT_WAIT => lane.wait(subject, *id, &why),
-                BrokerError::Refused { .. } | BrokerError::Denied { .. } => {
-                    tracing::error!(
-                        database = self.database,
-                        subject,
-                        error = why,
-                        "the broker refuses a message; it is parked"
-                    );
-                    refused.push((*id, why));
-                }
-                BrokerError::NotNow { .. } => lane.wait(subject, *id, &why),
-                _ => outage = outage.or(Some(why)),
-            }
-        }
-        (confirmed, refused, outage)
     }
 }
 
-type Sorted = (Vec<i64>, Vec<(i64, String)>, Option<String>);
+/// The subject that is tried again, if one is. The broker may take long to say that it still doesn't take it, for which nothing else
+/// waits.
+#[derive(Default)]
+struct Trying<'a> {
+    running: Option<(Trial, BoxFuture<'a, Ended>)>,
+    ended: Option<(Trial, Ended)>,
+}
 
-/// Whether nothing was left behind a batch when it was read.
-fn is_exhausted(rows: &[OutboxRow]) -> bool {
-    let bytes = |row: &OutboxRow| row.message.payload.as_ref().map_or(0, |payload| payload.len() as u64);
-    // Headers count too, which are not measured again here.
-    rows.len() < MAX_MESSAGES as usize && rows.iter().map(bytes).sum::<u64>() < MAX_BYTES / 2
+impl<'a> Trying<'a> {
+    /// Begins to try the next subject whose turn it is.
+    fn begin(&mut self, relay: &'a Relay, lanes: &mut Lanes) {
+        if self.running.is_some() {
+            return;
+        }
+        if let Some(trial) = lanes.begin_trial()
+            && let Some(lane) = lanes.get(trial.lane)
+        {
+            let batch = relay
+                .0
+                .publish(lane.at(trial.id), Limits::only(&trial.subject, lanes))
+                .boxed();
+            self.running = Some((trial, batch));
+        }
+    }
+
+    /// Returns when a trial has ended.
+    async fn ends(&mut self) {
+        match &mut self.running {
+            Some((trial, batch)) => {
+                self.ended = Some((trial.clone(), batch.await));
+                self.running = None;
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Goes on trying while something else is done.
+    async fn beside<T>(&mut self, other: impl Future<Output = T>) -> T {
+        let mut other = std::pin::pin!(other);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut other => return done,
+                () = self.ends() => {}
+            }
+        }
+    }
+
+    /// Learns from a trial that has ended.
+    fn absorb(&mut self, lanes: &mut Lanes) {
+        if let Some((trial, ended)) = self.ended.take() {
+            ended.settle_trial(&trial, lanes);
+        }
+    }
 }
 
 impl Service for Relay {
     fn name(&self) -> String {
-        format!("relay of {}", self.database)
+        format!("relay of {}", self.0.database)
     }
 
     async fn run(&self, stop: CancellationToken) {

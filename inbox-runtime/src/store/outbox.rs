@@ -71,6 +71,8 @@ pub struct LaneRequest<'a> {
     pub lane: u16,
     /// Only messages whose number is at least that.
     pub from: i64,
+    /// Only messages of that subject.
+    pub only: Option<&'a str>,
     /// Subjects that are left out.
     pub skip: &'a [String],
     /// At most so many messages, from 1.

@@ -45,7 +45,8 @@ const FETCH: &str = "
         SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before FROM (
             SELECT id, subject, message_key, headers, payload,
                 octet_length(headers)::bigint + coalesce(octet_length(payload), 0)::bigint AS size
-            FROM inbox_outbox WHERE lane = $1 AND id >= $2 AND subject <> ALL ($3::text[])
+            FROM inbox_outbox
+            WHERE lane = $1 AND id >= $2 AND subject <> ALL ($3::text[]) AND ($6::text IS NULL OR subject = $6)
             ORDER BY id LIMIT $4
         ) AS page
     ) AS sized
@@ -172,6 +173,7 @@ impl OutboxStore for PostgresStore {
                 .bind(request.skip)
                 .bind(i64::from(request.max_messages))
                 .bind(i64::try_from(request.max_bytes).unwrap_or(i64::MAX))
+                .bind(request.only)
                 .fetch_all(&mut *tx.conn)
                 .await
                 .map_err(own_statement)?;

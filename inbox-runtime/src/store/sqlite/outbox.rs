@@ -51,7 +51,8 @@ const FETCH: &str = "
     SELECT id, subject, message_key, headers, payload FROM (
         SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before FROM (
             SELECT id, subject, message_key, headers, payload, length(headers) + coalesce(length(payload), 0) AS size
-            FROM inbox_outbox WHERE id >= $1 AND subject NOT IN (SELECT value FROM json_each($2))
+            FROM inbox_outbox
+            WHERE id >= $1 AND subject NOT IN (SELECT value FROM json_each($2)) AND ($5 IS NULL OR subject = $5)
             ORDER BY id LIMIT $3
         )
     )
@@ -204,6 +205,7 @@ impl OutboxStore for SqliteStore {
                 .bind(json(&request.skip))
                 .bind(i64::from(request.max_messages))
                 .bind(i64::try_from(request.max_bytes).unwrap_or(i64::MAX))
+                .bind(request.only)
                 .fetch_all(&mut *conn)
                 .await
                 .map_err(own_statement)?;
