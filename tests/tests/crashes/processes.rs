@@ -255,7 +255,7 @@ async fn f16_eight_processes_start_at_once_on_new_files() {
             .fetch_one(&pool)
             .await
             .expect("the bookkeeping");
-        assert_eq!(made, 3, "round {round}");
+        assert_eq!(made, 4, "round {round}");
         sqlx::raw_sql("CREATE TABLE effects (grp TEXT NOT NULL, msg_id TEXT NOT NULL)")
             .execute(&pool)
             .await
