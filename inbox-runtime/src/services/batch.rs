@@ -1,13 +1,10 @@
 //! One batch of one lane of an outbox: read, published, and deleted as far as the broker has confirmed it.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 
-use super::lanes::{Lane, Lanes, Trial};
+use super::subjects::Subjects;
 use crate::{
     broker::{BrokerError, DynBroker, Published},
     error_chain::text,
@@ -68,30 +65,30 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    pub(super) fn of(lanes: &Lanes) -> Self {
+    pub(super) fn of(subjects: &Subjects) -> Self {
         Self {
             only: None,
-            skip: lanes.skipped(),
-            parked: lanes.parked(),
+            skip: subjects.skipped(),
+            parked: subjects.parked(),
         }
     }
 
     /// One message of that subject.
-    pub(super) fn only(subject: &str, lanes: &Lanes) -> Self {
+    pub(super) fn only(subject: &str, subjects: &Subjects) -> Self {
         Self {
             only: Some(subject.to_owned()),
             skip: Vec::new(),
-            parked: lanes.parked(),
+            parked: subjects.parked(),
         }
     }
 }
 
 /// What a batch has come to.
 pub(super) struct Ended {
-    lane: Lane,
+    lane: u16,
     round: Round,
     /// The subjects that the broker doesn't take now, each with the reason.
-    waits: Vec<(Trial, String)>,
+    waits: Vec<(String, String)>,
     /// The subjects for which a right is missing.
     denied: Vec<String>,
     /// The subjects of what was confirmed.
@@ -99,7 +96,7 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    fn new(lane: Lane) -> Self {
+    fn new(lane: u16) -> Self {
         Self {
             lane,
             round: Round::default(),
@@ -109,40 +106,35 @@ impl Ended {
         }
     }
 
-    /// Takes over what was learned of the lane and of subjects.
-    pub(super) fn learn(self, lanes: &mut Lanes) -> Round {
-        lanes.put(self.lane);
+    /// Takes over what was learned of subjects.
+    pub(super) fn learn(self, subjects: &mut Subjects) -> Round {
         for subject in &self.confirmed {
-            lanes.granted(subject);
+            subjects.granted(subject);
         }
         for subject in &self.denied {
-            lanes.deny(subject);
+            subjects.deny(subject);
         }
-        for (trial, why) in self.waits {
-            lanes.wait(trial, &why);
+        for (subject, why) in &self.waits {
+            subjects.wait(subject, self.lane, why);
         }
         self.round
     }
 
-    /// Takes over what came of one message of a subject that waits. Of the lane nothing else was learned.
-    pub(super) fn settle_trial(mut self, trial: &Trial, lanes: &mut Lanes) {
-        let undecided = self.round.taken || self.round.outage.is_some();
+    /// Takes over what came of one message of a subject that waits.
+    pub(super) fn settle_trial(self, subject: &str, subjects: &mut Subjects) {
         let waits = !self.waits.is_empty();
-        if let Some(lane) = lanes.get(self.lane.number) {
-            self.lane = lane;
-        }
-        self.learn(lanes);
-        if undecided {
-            lanes.postpone(&trial.subject);
+        let round = self.learn(subjects);
+        if round.taken || round.outage.is_some() {
+            subjects.postpone(subject);
         } else if !waits {
-            lanes.resume(&trial.subject);
+            subjects.resume(subject);
         }
     }
 }
 
 impl Publisher {
     /// Publishes the first messages of a lane.
-    pub(super) async fn publish(&self, lane: Lane, limits: Limits) -> Ended {
+    pub(super) async fn publish(&self, lane: u16, limits: Limits) -> Ended {
         let mut ended = Ended::new(lane);
         if let Err(error) = self.try_batch(&mut ended, &limits).await {
             ended.round.outage = Some(text(&error));
@@ -153,19 +145,16 @@ impl Publisher {
     async fn try_batch(&self, ended: &mut Ended, limits: &Limits) -> Result<(), StoreError> {
         let max_messages = if limits.only.is_some() { 1 } else { MAX_MESSAGES };
         let request = LaneRequest {
-            lane: ended.lane.number,
-            from: ended.lane.start,
+            lane: ended.lane,
             only: limits.only.as_deref(),
             skip: &limits.skip,
             max_messages,
             max_bytes: MAX_BYTES,
         };
-        let started = Instant::now();
         let Some(mut taken) = self.records.take_lane(request).await? else {
             ended.round.taken = true;
             return Ok(());
         };
-        ended.lane.read(started.elapsed());
         let rows = taken.take_rows();
         let messages: Vec<_> = rows.iter().map(|row| row.message.clone()).collect();
         let answers = if rows.is_empty() {
@@ -189,9 +178,6 @@ impl Publisher {
             failpoint!("outbox_after_delete");
         }
         self.watch.count(published);
-        if let Some(last) = rows.last().filter(|_| ended.round.outage.is_none()) {
-            ended.lane.done(last.id, is_exhausted(&rows));
-        }
         Ok(())
     }
 
@@ -223,8 +209,7 @@ impl Publisher {
                 BrokerError::Refused { .. } => refused.push((*id, why)),
                 BrokerError::Denied { .. } if limits.parked.contains(subject) => refused.push((*id, why)),
                 BrokerError::Denied { .. } | BrokerError::NotNow { .. } => {
-                    let (subject, lane) = (subject.clone(), ended.lane.number);
-                    ended.waits.push((Trial { subject, lane, id: *id }, why));
+                    ended.waits.push((subject.clone(), why));
                 }
                 _ => ended.round.outage = ended.round.outage.take().or(Some(why)),
             }
@@ -246,11 +231,4 @@ impl Publisher {
         }
         (confirmed, refused)
     }
-}
-
-/// Whether nothing was left behind a batch when it was read.
-fn is_exhausted(rows: &[OutboxRow]) -> bool {
-    let bytes = |row: &OutboxRow| row.message.payload.as_ref().map_or(0, |payload| payload.len() as u64);
-    // Headers count too, which are not measured again here.
-    rows.len() < MAX_MESSAGES as usize && rows.iter().map(bytes).sum::<u64>() < MAX_BYTES / 2
 }

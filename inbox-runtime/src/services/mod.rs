@@ -5,11 +5,11 @@
 //! (`http`).
 
 mod batch;
-mod lanes;
 mod outbox_monitor;
 mod relay;
 mod replayer;
 mod service;
+mod subjects;
 mod upkeep;
 
 pub(crate) use outbox_monitor::OutboxMonitor;

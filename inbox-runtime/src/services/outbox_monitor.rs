@@ -62,8 +62,7 @@ impl OutboxMonitor {
 
     async fn look_once(&self, counts_parked: bool, parked: &mut u64) -> Result<(), StoreError> {
         if !self.relayed {
-            let from = vec![i64::MIN; usize::from(self.records.outbox_lanes())];
-            let heads = self.records.outbox_heads(&from).await?;
+            let heads = self.records.outbox_heads().await?;
             self.watch.set_oldest(heads.lanes.iter().map(|head| head.age).max());
         }
         // One that is empty now and then has few.

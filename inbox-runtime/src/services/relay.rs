@@ -1,18 +1,15 @@
 //! Publishes what waits in the outbox of one database: takes the lanes that have something, hands their messages to the broker, and
 //! deletes what it has confirmed. There is no leader: every program may relay, a lane is one relay's for the time of one batch.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     batch::{Ended, Limits, Publisher, Round},
-    lanes::{Lanes, Trial},
     service::Service,
+    subjects::Subjects,
 };
 use crate::{
     backoff::Backoff,
@@ -92,23 +89,23 @@ impl Relay {
 
     /// Publishes everything that can be published now, and returns: for an inbox that is driven message by message.
     pub(crate) async fn flush(&self) {
-        let mut lanes = Lanes::new(self.0.records.outbox_lanes());
-        while self.round(&mut lanes).await.progress {}
+        let mut subjects = Subjects::default();
+        while self.round(&mut subjects).await.progress {}
     }
 
     /// Relays until it is told to stop; what is under way then is finished.
     async fn relay(&self, stop: &CancellationToken) {
-        let mut lanes = Lanes::new(self.0.records.outbox_lanes());
+        let mut subjects = Subjects::default();
         let mut trial = Trying::default();
         let mut pauses = Pauses::default();
         while !stop.is_cancelled() {
             // From before the look on: what is committed meanwhile is found by the next one.
             let woken = outbox_wake::woken();
-            trial.begin(self, &mut lanes);
-            let round = trial.beside(self.round(&mut lanes)).await;
-            trial.absorb(&mut lanes);
-            self.0.watch.set_relayed(round.outage.clone(), lanes.waiting());
-            let pause = self.pause(&round, &lanes, &mut pauses);
+            trial.begin(self, &mut subjects);
+            let round = trial.beside(self.round(&mut subjects)).await;
+            trial.absorb(&mut subjects);
+            self.0.watch.set_relayed(round.outage.clone(), subjects.waiting());
+            let pause = self.pause(&round, &subjects, &mut pauses);
             tokio::select! {
                 () = stop.cancelled() => {}
                 // Nothing that is committed meanwhile ends an outage.
@@ -116,12 +113,12 @@ impl Relay {
                 () = trial.ends() => {}
                 () = tokio::time::sleep(pause) => {}
             }
-            trial.absorb(&mut lanes);
+            trial.absorb(&mut subjects);
         }
     }
 
     /// How long to wait for the next look.
-    fn pause(&self, round: &Round, lanes: &Lanes, pauses: &mut Pauses) -> Duration {
+    fn pause(&self, round: &Round, subjects: &Subjects, pauses: &mut Pauses) -> Duration {
         let database = &self.0.database;
         if let Some(why) = &round.outage {
             if pauses.failures == 0 {
@@ -133,43 +130,38 @@ impl Relay {
             tracing::info!(database, "the outbox is relayed again");
         }
         let pause = pauses.after(round);
-        lanes.next_trial().map_or(pause, |trial| pause.min(trial))
+        subjects.next_trial().map_or(pause, |trial| pause.min(trial))
     }
 
     /// Looks for lanes that have something, and publishes a batch of each.
-    async fn round(&self, lanes: &mut Lanes) -> Round {
-        let ready = match self.look(lanes).await {
+    async fn round(&self, subjects: &mut Subjects) -> Round {
+        let ready = match self.look().await {
             Ok(ready) => ready,
             Err(error) => return Round::outage(text(&error)),
         };
         let (mut round, mut ready, mut running) = (Round::default(), ready.into_iter(), FuturesUnordered::new());
         loop {
             while running.len() < CONCURRENCY && round.outage.is_none() {
-                let Some(lane) = ready.next().and_then(|lane| lanes.get(lane)) else {
-                    break;
-                };
-                running.push(self.0.publish(lane, Limits::of(lanes)));
+                let Some(lane) = ready.next() else { break };
+                running.push(self.0.publish(lane, Limits::of(subjects)));
             }
             let Some(ended) = running.next().await else {
                 return round;
             };
-            round.add(ended.learn(lanes));
+            round.add(ended.learn(subjects));
         }
     }
 
     /// Moves delayed messages that are due, and finds the lanes that have something.
-    async fn look(&self, lanes: &mut Lanes) -> Result<Vec<u16>, StoreError> {
-        let started = Instant::now();
-        let from = lanes.begin_look();
-        let mut heads = self.0.records.outbox_heads(&from).await?;
+    async fn look(&self) -> Result<Vec<u16>, StoreError> {
+        let records = &self.0.records;
+        let mut heads = records.outbox_heads().await?;
         if heads.due {
-            while self.0.records.move_due(MAX_DUE).await? == u64::from(MAX_DUE) {}
-            heads = self.0.records.outbox_heads(&from).await?;
+            while records.move_due(MAX_DUE).await? == u64::from(MAX_DUE) {}
+            heads = records.outbox_heads().await?;
         }
-        if lanes.sees_all() {
-            self.0.watch.set_oldest(heads.lanes.iter().map(|head| head.age).max());
-        }
-        Ok(lanes.end_look(&heads, started.elapsed()))
+        self.0.watch.set_oldest(heads.lanes.iter().map(|head| head.age).max());
+        Ok(heads.lanes.iter().map(|head| head.lane).collect())
     }
 }
 
@@ -177,32 +169,27 @@ impl Relay {
 /// waits.
 #[derive(Default)]
 struct Trying<'a> {
-    running: Option<(Trial, BoxFuture<'a, Ended>)>,
-    ended: Option<(Trial, Ended)>,
+    running: Option<(String, BoxFuture<'a, Ended>)>,
+    ended: Option<(String, Ended)>,
 }
 
 impl<'a> Trying<'a> {
     /// Begins to try the next subject whose turn it is.
-    fn begin(&mut self, relay: &'a Relay, lanes: &mut Lanes) {
+    fn begin(&mut self, relay: &'a Relay, subjects: &mut Subjects) {
         if self.running.is_some() {
             return;
         }
-        if let Some(trial) = lanes.begin_trial()
-            && let Some(lane) = lanes.get(trial.lane)
-        {
-            let batch = relay
-                .0
-                .publish(lane.at(trial.id), Limits::only(&trial.subject, lanes))
-                .boxed();
-            self.running = Some((trial, batch));
+        if let Some((subject, lane)) = subjects.begin_trial() {
+            let limits = Limits::only(&subject, subjects);
+            self.running = Some((subject, relay.0.publish(lane, limits).boxed()));
         }
     }
 
     /// Returns when a trial has ended.
     async fn ends(&mut self) {
         match &mut self.running {
-            Some((trial, batch)) => {
-                self.ended = Some((trial.clone(), batch.await));
+            Some((subject, batch)) => {
+                self.ended = Some((subject.clone(), batch.await));
                 self.running = None;
             }
             None => std::future::pending().await,
@@ -222,9 +209,9 @@ impl<'a> Trying<'a> {
     }
 
     /// Learns from a trial that has ended.
-    fn absorb(&mut self, lanes: &mut Lanes) {
-        if let Some((trial, ended)) = self.ended.take() {
-            ended.settle_trial(&trial, lanes);
+    fn absorb(&mut self, subjects: &mut Subjects) {
+        if let Some((subject, ended)) = self.ended.take() {
+            ended.settle_trial(&subject, subjects);
         }
     }
 }

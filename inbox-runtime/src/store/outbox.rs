@@ -17,12 +17,8 @@ use crate::delivery::{Headers, Message};
 
 /// The outbox of a database, as a relay works on it. Every call is a transaction of its own.
 pub trait OutboxStore: fmt::Debug + Send + Sync {
-    /// How many lanes it has, from 1. The messages of one lane are published by one relay at a time.
-    fn outbox_lanes(&self) -> u16;
-
-    /// The first message of each lane whose number is at least that of `from`, which has one for each lane; and whether a delayed
-    /// message is due.
-    fn outbox_heads<'a>(&'a self, from: &'a [i64]) -> BoxFuture<'a, Result<OutboxHeads, StoreError>>;
+    /// The first message of each lane, and whether a delayed message is due.
+    fn outbox_heads(&self) -> BoxFuture<'_, Result<OutboxHeads, StoreError>>;
 
     /// Takes a lane from all other relays and reads its first messages; `None` if another one has it. What is read was
     /// committed, and is seen as it is after the last relay has given the lane back.
@@ -69,8 +65,6 @@ pub trait OutboxLane: Send {
 pub struct LaneRequest<'a> {
     /// The lane, from 0.
     pub lane: u16,
-    /// Only messages whose number is at least that.
-    pub from: i64,
     /// Only messages of that subject.
     pub only: Option<&'a str>,
     /// Subjects that are left out.

@@ -9,7 +9,10 @@ use futures_util::future::join_all;
 use inbox_runtime::{Inbox, Message, OutboxMode};
 use inbox_tests::{TestBroker, TestConnection, TestDatabase, World, embedded_suite, eventually};
 
-embedded_suite!(e13_per_key_no_message_comes_before_an_earlier_one,);
+embedded_suite!(
+    e3a_a_message_that_was_committed_late_comes_before_the_next_one_of_its_key,
+    e13_per_key_no_message_comes_before_an_earlier_one,
+);
 
 const KEYS: u64 = 12;
 
@@ -120,4 +123,50 @@ async fn e13_per_key_no_message_comes_before_an_earlier_one<B: TestBroker, D: Te
         different, committed,
         "nothing is lost and nothing published that was rolled back"
     );
+}
+
+/// Others behind it, in every lane, are published before it is committed.
+async fn e3a_a_message_that_was_committed_late_comes_before_the_next_one_of_its_key<B: TestBroker, D: TestDatabase>() {
+    let world = World::<B, D>::new().await;
+    let builder = Inbox::builder()
+        .store(world.database.pool())
+        .broker(world.flaky.clone());
+    let builder = builder.groups(Vec::<String>::new()).outbox(OutboxMode::Relay);
+    let relay = builder.spawn().await.expect("a relay");
+    let publish = async |tx: &mut D::Tx, key: &str, version: &str| {
+        let message = Message::new("version", version.to_owned()).key(key.to_owned());
+        inbox_runtime::publish(&mut **tx, message).await.expect("published");
+    };
+    let versions = |key: &str| -> Vec<String> {
+        let published = world.flaky.published();
+        let of_key = published
+            .iter()
+            .filter(|message| message.key.as_deref() == Some(key.as_bytes()));
+        of_key
+            .map(|message| String::from_utf8_lossy(message.payload.as_deref().unwrap_or_default()).into_owned())
+            .collect()
+    };
+    for round in 0..8 {
+        let late = format!("late-{round}");
+        let mut first = world.database.begin().await;
+        publish(&mut first, &late, "1").await;
+        // SQLite has one writer at a time, so nothing can be committed behind one that isn't.
+        if D::HANDLERS == "postgres" {
+            let mut others = world.database.begin().await;
+            for number in 0..100 {
+                publish(&mut others, &format!("other-{round}-{number}"), "1").await;
+            }
+            D::commit(others).await;
+            let last = format!("other-{round}-99");
+            eventually("the others are published", async || !versions(&last).is_empty()).await;
+        }
+        D::commit(first).await;
+        let mut second = world.database.begin().await;
+        publish(&mut second, &late, "2").await;
+        D::commit(second).await;
+        eventually("both are published", async || versions(&late).len() == 2).await;
+        assert_eq!(versions(&late), ["1", "2"], "round {round}");
+    }
+    relay.stop();
+    relay.join().await.expect("it ends well");
 }

@@ -89,7 +89,8 @@ async fn b25_a_process_that_dies_at_any_point_of_the_outbox_leaves_one_invoice<B
             ended.killed_by(Signal::ABORT) || ended.killed_by(Signal::KILL),
             "{point}: {ended:#?}"
         );
-        let next = command(&world, "the-only-one").start();
+        let mut next = command(&world, "the-only-one").start();
+        next.says("ready").await;
         eventually(point, async || is_done(&world, done).await).await;
         next.stop().await;
         assert_each_once(&world, done, done).await;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
+use sqlx::{Row, postgres::PgRow};
 
 use super::{
     errors::{own_statement, unavailable},
@@ -22,14 +22,12 @@ pub(super) const LANES: u16 = 16;
 /// The lane that the lock of those who move delayed messages has.
 const MOVING: i64 = 16;
 
-/// The row with lane -1 is a delayed message that is due. `{}` has the lowest number of interest for each lane. It is one simple
-/// query, so that an idle relay costs one statement, and a transaction pooler can't split it.
+/// The row with lane -1 is a delayed message that is due. It is one simple query, so that an idle relay costs one statement, and a
+/// transaction pooler can't split it.
 const HEADS: &str = "
-    SELECT f.n - 1 AS lane, head.id, (extract(epoch FROM clock_timestamp() - head.created_at) * 1000)::bigint AS age
-    FROM unnest('{}'::bigint[]) WITH ORDINALITY AS f (low, n)
-    CROSS JOIN LATERAL (
-        SELECT id, created_at FROM inbox_outbox WHERE lane = f.n - 1 AND id >= f.low ORDER BY id LIMIT 1
-    ) AS head
+    SELECT n AS lane, head.id, (extract(epoch FROM clock_timestamp() - head.created_at) * 1000)::bigint AS age
+    FROM generate_series(0::bigint, 15) AS lanes (n)
+    CROSS JOIN LATERAL (SELECT id, created_at FROM inbox_outbox WHERE lane = n ORDER BY id LIMIT 1) AS head
     UNION ALL
     (SELECT -1, 0, 0 FROM inbox_outbox_later WHERE due_at <= clock_timestamp() ORDER BY due_at LIMIT 1)";
 
@@ -39,18 +37,18 @@ const LOCK: &str = "
     SELECT pg_try_advisory_xact_lock((1768841839::bigint << 32) # ('inbox_outbox'::regclass::oid::bigint << 5) # $1::bigint),
         set_config('idle_in_transaction_session_timeout', '0', true), set_config('synchronous_commit', 'off', true)";
 
-/// Of the first `$4` messages those before which there are less than `$5` bytes.
+/// Of the first `$3` messages those before which there are less than `$4` bytes.
 const FETCH: &str = "
     SELECT id, subject, message_key, headers, payload FROM (
         SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before FROM (
             SELECT id, subject, message_key, headers, payload,
                 octet_length(headers)::bigint + coalesce(octet_length(payload), 0)::bigint AS size
             FROM inbox_outbox
-            WHERE lane = $1 AND id >= $2 AND subject <> ALL ($3::text[]) AND ($6::text IS NULL OR subject = $6)
-            ORDER BY id LIMIT $4
+            WHERE lane = $1 AND subject <> ALL ($2::text[]) AND ($5::text IS NULL OR subject = $5)
+            ORDER BY id LIMIT $3
         ) AS page
     ) AS sized
-    WHERE before < $5 ORDER BY id";
+    WHERE before < $4 ORDER BY id";
 
 const DELETE: &str = "DELETE FROM inbox_outbox WHERE lane = $1 AND id = ANY ($2::bigint[])";
 
@@ -138,16 +136,10 @@ impl PostgresStore {
 }
 
 impl OutboxStore for PostgresStore {
-    fn outbox_lanes(&self) -> u16 {
-        LANES
-    }
-
-    fn outbox_heads<'a>(&'a self, from: &'a [i64]) -> BoxFuture<'a, Result<OutboxHeads, StoreError>> {
+    fn outbox_heads(&self) -> BoxFuture<'_, Result<OutboxHeads, StoreError>> {
         Box::pin(async move {
             let mut conn = self.relay_pool().acquire().await.map_err(unavailable)?;
-            let from: Vec<_> = from.iter().map(ToString::to_string).collect();
-            let sql = HEADS.replace("{}", &format!("{{{}}}", from.join(",")));
-            let rows = sqlx::raw_sql(AssertSqlSafe(sql))
+            let rows = sqlx::raw_sql(HEADS)
                 .fetch_all(&mut *conn)
                 .await
                 .map_err(own_statement)?;
@@ -169,7 +161,6 @@ impl OutboxStore for PostgresStore {
             let rows = sqlx::query(FETCH)
                 .persistent(false)
                 .bind(lane)
-                .bind(request.from)
                 .bind(request.skip)
                 .bind(i64::from(request.max_messages))
                 .bind(i64::try_from(request.max_bytes).unwrap_or(i64::MAX))

@@ -38,7 +38,7 @@ const CANCEL: &str = "DELETE FROM inbox_outbox_later WHERE message_id = $1";
 const HEADS: &str = "
     SELECT * FROM (
         SELECT id, CAST(unixepoch('subsec') * 1000 AS INTEGER) - created_at AS age FROM inbox_outbox
-        WHERE id >= $1 ORDER BY id LIMIT 1
+        ORDER BY id LIMIT 1
     )
     UNION ALL
     SELECT * FROM (
@@ -46,17 +46,17 @@ const HEADS: &str = "
         WHERE due_at <= CAST(unixepoch('subsec') * 1000 AS INTEGER) LIMIT 1
     )";
 
-/// Of the first `$3` messages those before which there are less than `$4` bytes. `$2` is a JSON array of subjects.
+/// Of the first `$2` messages those before which there are less than `$3` bytes. `$1` is a JSON array of subjects.
 const FETCH: &str = "
     SELECT id, subject, message_key, headers, payload FROM (
         SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before FROM (
             SELECT id, subject, message_key, headers, payload, length(headers) + coalesce(length(payload), 0) AS size
             FROM inbox_outbox
-            WHERE id >= $1 AND subject NOT IN (SELECT value FROM json_each($2)) AND ($5 IS NULL OR subject = $5)
-            ORDER BY id LIMIT $3
+            WHERE subject NOT IN (SELECT value FROM json_each($1)) AND ($4 IS NULL OR subject = $4)
+            ORDER BY id LIMIT $2
         )
     )
-    WHERE before < $4 ORDER BY id";
+    WHERE before < $3 ORDER BY id";
 
 /// `$1` is a JSON array of numbers.
 const DELETE: &str = "DELETE FROM inbox_outbox WHERE id IN (SELECT value FROM json_each($1))";
@@ -161,18 +161,10 @@ impl SqliteStore {
 }
 
 impl OutboxStore for SqliteStore {
-    fn outbox_lanes(&self) -> u16 {
-        1
-    }
-
-    fn outbox_heads<'a>(&'a self, from: &'a [i64]) -> BoxFuture<'a, Result<OutboxHeads, StoreError>> {
+    fn outbox_heads(&self) -> BoxFuture<'_, Result<OutboxHeads, StoreError>> {
         Box::pin(async move {
             let mut conn = self.acquire().await?;
-            let rows = sqlx::query(HEADS)
-                .bind(from.first())
-                .fetch_all(&mut *conn)
-                .await
-                .map_err(own_statement)?;
+            let rows = sqlx::query(HEADS).fetch_all(&mut *conn).await.map_err(own_statement)?;
             let mut heads = OutboxHeads::default();
             for row in rows {
                 let id: Option<i64> = row.try_get("id").map_err(unavailable)?;
@@ -201,7 +193,6 @@ impl OutboxStore for SqliteStore {
             };
             let mut conn = self.acquire().await?;
             let rows = sqlx::query(FETCH)
-                .bind(request.from)
                 .bind(json(&request.skip))
                 .bind(i64::from(request.max_messages))
                 .bind(i64::try_from(request.max_bytes).unwrap_or(i64::MAX))
