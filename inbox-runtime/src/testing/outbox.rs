@@ -17,7 +17,7 @@ use crate::{
 /// ```
 /// # #[cfg(all(feature = "macros", feature = "sqlite"))]
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn main() -> Result<(), inbox_runtime::HandlerError> {
 /// use inbox_runtime::{prelude::*, testing::{TempSqlite, TestOutbox}};
 ///
 /// #[inbox_handler(group = "billing", subject = "order.created")]
