@@ -31,6 +31,11 @@ impl Backoff {
     pub fn delay(&self, attempts: u32) -> Duration {
         self.bound(attempts).mul_f64(fastrand::f64())
     }
+
+    /// The same, never shorter than `first`: full jitter may be nothing at all.
+    pub(crate) fn pause(&self, attempts: u32) -> Duration {
+        self.first.max(self.delay(attempts))
+    }
 }
 
 impl Default for Backoff {

@@ -247,8 +247,7 @@ where
             Err(Setback::Passing(why)) => life.waits(&database.label, why),
         }
         tries += 1;
-        // Never at once: full jitter may be nothing at all.
-        tokio::time::sleep(BACKOFF.first.max(BACKOFF.delay(tries))).await;
+        tokio::time::sleep(BACKOFF.pause(tries)).await;
     }
 }
 

@@ -60,7 +60,7 @@ impl Default for Pauses {
 impl Pauses {
     fn after_outage(&mut self) -> Duration {
         self.failures += 1;
-        OUTAGE.first.max(OUTAGE.delay(self.failures))
+        OUTAGE.pause(self.failures)
     }
 
     /// The pause after a look that has met no outage.

@@ -106,8 +106,7 @@ async fn keep_running(service: &impl Service, stop: &CancellationToken, warnings
             let why = format!("the {name} panics each time it is run, {panics} times so far: {panic}");
             warnings.set(&name, vec![why]);
         }
-        stop.run_until_cancelled(sleep(BACKOFF.first.max(BACKOFF.delay(panics))))
-            .await;
+        stop.run_until_cancelled(sleep(BACKOFF.pause(panics))).await;
     }
 }
 

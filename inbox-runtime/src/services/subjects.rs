@@ -73,7 +73,7 @@ impl Subjects {
         if std::mem::take(&mut waiting.on_trial) {
             waiting.lane = lane;
             waiting.failures += 1;
-            waiting.until = now + BACKOFF.first.max(BACKOFF.delay(waiting.failures));
+            waiting.until = now + BACKOFF.pause(waiting.failures);
             why.clone_into(&mut waiting.why);
         }
     }
@@ -92,7 +92,7 @@ impl Subjects {
     pub(super) fn postpone(&mut self, subject: &str) {
         if let Some(waiting) = self.waiting.get_mut(subject) {
             waiting.on_trial = false;
-            waiting.until = Instant::now() + BACKOFF.first.max(BACKOFF.delay(waiting.failures));
+            waiting.until = Instant::now() + BACKOFF.pause(waiting.failures);
         }
     }
 
@@ -119,6 +119,7 @@ impl Subjects {
 #[cfg(test)]
 mod tests {
     use super::*;
+
     #[test]
     fn a_subject_that_waits_is_left_out_until_one_message_of_it_was_taken() {
         let mut subjects = Subjects::default();

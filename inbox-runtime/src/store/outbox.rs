@@ -89,8 +89,6 @@ pub struct OutboxHeads {
 pub struct LaneHead {
     /// The lane, from 0.
     pub lane: u16,
-    /// The message's number.
-    pub id: i64,
     /// How long ago it was written, by the database's clock.
     pub age: Duration,
 }

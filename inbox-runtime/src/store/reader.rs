@@ -1,12 +1,14 @@
 //! Reads the rows of the tables for attempts, dead letters and the outbox, whose columns have the same names on every database.
 
+use std::time::Duration;
+
 use sqlx::{ColumnIndex, Decode, Row, Type};
 
 use super::{
     begin_attempt::KnownMessage,
     claim::Fingerprint,
     encoding::{StoredKey, attempts, from_millis, read_headers, reason},
-    outbox::{OutboxRow, ParkedMessage},
+    outbox::{LaneHead, OutboxHeads, OutboxRow, ParkedMessage},
     rows::{DeadLetter, DeadLetterStatus, ReplayToken, Stranded},
 };
 use crate::delivery::Message;
@@ -117,6 +119,28 @@ where
             letters: row.try_get("letters")?,
         })
     }
+}
+
+/// Reads the first messages of lanes, with the lane -1 for a delayed message that is due.
+pub(super) fn read_heads<R>(rows: &[R]) -> sqlx::Result<OutboxHeads>
+where
+    R: Row,
+    for<'n> &'n str: ColumnIndex<R>,
+    for<'r> i64: Decode<'r, R::Database> + Type<R::Database>,
+{
+    let mut heads = OutboxHeads::default();
+    for row in rows {
+        let (lane, age): (i64, i64) = (row.try_get("lane")?, row.try_get("age")?);
+        match u16::try_from(lane) {
+            Ok(lane) => heads.lanes.push(LaneHead {
+                lane,
+                // The clock may have been set back since.
+                age: Duration::from_millis(u64::try_from(age).unwrap_or_default()),
+            }),
+            Err(_) => heads.due = true,
+        }
+    }
+    Ok(heads)
 }
 
 /// Reads every row.

@@ -10,6 +10,8 @@ use std::ops::{Deref, DerefMut};
 use sqlx::{Database, Result, SqlSafeStr, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
 
+use super::error::PublishError;
+
 /// A connection of a pool on which a transaction may be open.
 ///
 /// From before `BEGIN` is sent until `COMMIT` or `ROLLBACK` has been confirmed, dropping it (with the future that uses it,
@@ -97,6 +99,14 @@ impl<DB: Database> Drop for TxConnection<DB> {
             conn.close_on_drop();
         }
     }
+}
+
+/// Fails on a connection without a transaction of sqlx's: what is published there would be committed by itself.
+pub(crate) fn require<DB: Database>(conn: &DB::Connection) -> std::result::Result<(), PublishError> {
+    if depth::<DB>(conn) == 0 {
+        return Err(PublishError::NoTransaction);
+    }
+    Ok(())
 }
 
 /// How many transactions are open: 1, and one more for each savepoint.

@@ -1,19 +1,17 @@
 //! The outbox in PostgreSQL, as relays work on it. Lanes are advisory locks of a transaction, which hold neither a transaction id nor
 //! a snapshot while the broker is waited for, and work behind a transaction pooler. No statement is prepared by name.
 
-use std::time::Duration;
-
 use futures_util::future::BoxFuture;
-use sqlx::{Row, postgres::PgRow};
+use sqlx::Row;
 
 use super::{
     errors::{own_statement, unavailable},
     pool::{OwnTx, PostgresStore},
 };
 use crate::store::{
-    LaneHead, LaneRequest, OutboxHeads, OutboxLane, OutboxRow, OutboxStore, ParkedMessage, StoreError,
+    LaneRequest, OutboxHeads, OutboxLane, OutboxRow, OutboxStore, ParkedMessage, StoreError,
     encoding::Charset,
-    reader::{RowReader, read_all},
+    reader::{RowReader, read_all, read_heads},
 };
 
 /// How many lanes there are. The lane of a message is a column, so this can't change.
@@ -25,11 +23,11 @@ const MOVING: i64 = 16;
 /// The row with lane -1 is a delayed message that is due. It is one simple query, so that an idle relay costs one statement, and a
 /// transaction pooler can't split it.
 const HEADS: &str = "
-    SELECT n AS lane, head.id, (extract(epoch FROM clock_timestamp() - head.created_at) * 1000)::bigint AS age
+    SELECT n AS lane, (extract(epoch FROM clock_timestamp() - head.created_at) * 1000)::bigint AS age
     FROM generate_series(0::bigint, 15) AS lanes (n)
-    CROSS JOIN LATERAL (SELECT id, created_at FROM inbox_outbox WHERE lane = n ORDER BY id LIMIT 1) AS head
+    CROSS JOIN LATERAL (SELECT created_at FROM inbox_outbox WHERE lane = n ORDER BY id LIMIT 1) AS head
     UNION ALL
-    (SELECT -1, 0, 0 FROM inbox_outbox_later WHERE due_at <= clock_timestamp() ORDER BY due_at LIMIT 1)";
+    (SELECT -1, 0 FROM inbox_outbox_later WHERE due_at <= clock_timestamp() ORDER BY due_at LIMIT 1)";
 
 /// The second statement of a transaction sees what was deleted by whoever had the lock before; this one would not. A broker that
 /// takes long is no reason for the server to end the transaction, and messages whose deletion a crash forgets are published again.
@@ -143,7 +141,7 @@ impl OutboxStore for PostgresStore {
                 .fetch_all(&mut *conn)
                 .await
                 .map_err(own_statement)?;
-            heads(&rows).map_err(unavailable)
+            read_heads(&rows).map_err(unavailable)
         })
     }
 
@@ -225,23 +223,6 @@ impl OutboxStore for PostgresStore {
     fn discard_parked(&self, id: i64) -> BoxFuture<'_, Result<bool, StoreError>> {
         Box::pin(async move { Ok(self.write_by_number(DISCARD_PARKED, id).await? > 0) })
     }
-}
-
-fn heads(rows: &[PgRow]) -> sqlx::Result<OutboxHeads> {
-    let mut heads = OutboxHeads::default();
-    for row in rows {
-        let (lane, age): (i64, i64) = (row.try_get("lane")?, row.try_get("age")?);
-        match u16::try_from(lane) {
-            Ok(lane) => heads.lanes.push(LaneHead {
-                lane,
-                id: row.try_get("id")?,
-                // The clock may have been set back since.
-                age: Duration::from_millis(u64::try_from(age).unwrap_or_default()),
-            }),
-            Err(_) => heads.due = true,
-        }
-    }
-    Ok(heads)
 }
 
 /// A lane whose lock this transaction has.

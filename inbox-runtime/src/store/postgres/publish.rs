@@ -108,7 +108,7 @@ impl OutboxSql {
 
 /// Writes a message on a connection with an open transaction of the application's.
 pub(super) async fn publish_on(conn: &mut PgConnection, outgoing: &NewOutboxMessage) -> Result<(), PublishError> {
-    in_transaction(conn)?;
+    transaction::require::<Postgres>(conn)?;
     let message = &outgoing.message;
     let query = sqlx::query(if outgoing.delay.is_some() { LATER } else { NOW })
         .persistent(false)
@@ -128,18 +128,11 @@ pub(super) async fn publish_on(conn: &mut PgConnection, outgoing: &NewOutboxMess
 
 /// Deletes the delayed messages of an id on such a connection. Returns how many there were.
 pub(super) async fn cancel_on(conn: &mut PgConnection, message_id: &str) -> Result<u64, PublishError> {
-    in_transaction(conn)?;
+    transaction::require::<Postgres>(conn)?;
     let cancelled = sqlx::query(CANCEL)
         .persistent(false)
         .bind(message_id)
         .execute(conn)
         .await?;
     Ok(cancelled.rows_affected())
-}
-
-fn in_transaction(conn: &PgConnection) -> Result<(), PublishError> {
-    if transaction::depth::<Postgres>(conn) == 0 {
-        return Err(PublishError::NoTransaction);
-    }
-    Ok(())
 }

@@ -5,7 +5,6 @@ use std::{
     fs::{File, OpenOptions, TryLockError},
     mem,
     path::PathBuf,
-    time::Duration,
 };
 
 use futures_util::future::BoxFuture;
@@ -17,10 +16,10 @@ use super::{
     pool::SqliteStore,
 };
 use crate::store::{
-    LaneHead, LaneRequest, NewOutboxMessage, OutboxHeads, OutboxLane, OutboxRow, OutboxStore, ParkedMessage,
-    PublishError, StoreError,
+    LaneRequest, NewOutboxMessage, OutboxHeads, OutboxLane, OutboxRow, OutboxStore, ParkedMessage, PublishError,
+    StoreError,
     encoding::{millis, write_headers},
-    reader::{RowReader, read_all},
+    reader::{RowReader, read_all, read_heads},
     transaction,
 };
 
@@ -34,15 +33,15 @@ const INSERT_LATER: &str = "
 
 const CANCEL: &str = "DELETE FROM inbox_outbox_later WHERE message_id = $1";
 
-/// The row without a number is of a delayed message that is due.
+/// The row with lane -1 is a delayed message that is due.
 const HEADS: &str = "
     SELECT * FROM (
-        SELECT id, CAST(unixepoch('subsec') * 1000 AS INTEGER) - created_at AS age FROM inbox_outbox
+        SELECT 0 AS lane, CAST(unixepoch('subsec') * 1000 AS INTEGER) - created_at AS age FROM inbox_outbox
         ORDER BY id LIMIT 1
     )
     UNION ALL
     SELECT * FROM (
-        SELECT NULL, 0 FROM inbox_outbox_later
+        SELECT -1, 0 FROM inbox_outbox_later
         WHERE due_at <= CAST(unixepoch('subsec') * 1000 AS INTEGER) LIMIT 1
     )";
 
@@ -109,22 +108,15 @@ pub(super) async fn insert(conn: &mut SqliteConnection, outgoing: &NewOutboxMess
 
 /// Writes a message on a connection with an open transaction of the application's.
 pub(super) async fn publish_on(conn: &mut SqliteConnection, outgoing: &NewOutboxMessage) -> Result<(), PublishError> {
-    in_transaction(conn)?;
+    transaction::require::<Sqlite>(conn)?;
     Ok(insert(conn, outgoing).await?)
 }
 
 /// Deletes the delayed messages of an id on such a connection. Returns how many there were.
 pub(super) async fn cancel_on(conn: &mut SqliteConnection, message_id: &str) -> Result<u64, PublishError> {
-    in_transaction(conn)?;
+    transaction::require::<Sqlite>(conn)?;
     let cancelled = sqlx::query(CANCEL).bind(message_id).execute(conn).await?;
     Ok(cancelled.rows_affected())
-}
-
-fn in_transaction(conn: &SqliteConnection) -> Result<(), PublishError> {
-    if transaction::depth::<Sqlite>(conn) == 0 {
-        return Err(PublishError::NoTransaction);
-    }
-    Ok(())
 }
 
 impl SqliteStore {
@@ -165,21 +157,7 @@ impl OutboxStore for SqliteStore {
         Box::pin(async move {
             let mut conn = self.acquire().await?;
             let rows = sqlx::query(HEADS).fetch_all(&mut *conn).await.map_err(own_statement)?;
-            let mut heads = OutboxHeads::default();
-            for row in rows {
-                let id: Option<i64> = row.try_get("id").map_err(unavailable)?;
-                let age: i64 = row.try_get("age").map_err(unavailable)?;
-                match id {
-                    // The clock may have been set back since.
-                    Some(id) => heads.lanes.push(LaneHead {
-                        lane: 0,
-                        id,
-                        age: Duration::from_millis(u64::try_from(age).unwrap_or_default()),
-                    }),
-                    None => heads.due = true,
-                }
-            }
-            Ok(heads)
+            read_heads(&rows).map_err(unavailable)
         })
     }
 
